@@ -1,0 +1,1 @@
+"""The controller: queue, scheduler, store and the gRPC services."""

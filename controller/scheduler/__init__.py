@@ -1,0 +1,1 @@
+"""Pure scheduling: views of queue and cluster in, decisions out."""

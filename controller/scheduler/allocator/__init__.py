@@ -1,0 +1,1 @@
+"""Allocators that map ordered jobs to nodes and GPUs."""

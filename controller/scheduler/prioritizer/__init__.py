@@ -1,0 +1,1 @@
+"""Policies that order the waiting jobs."""

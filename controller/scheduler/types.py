@@ -1,0 +1,180 @@
+"""What the scheduler sees and what it answers: plain frozen values, no time-dependent field.
+
+A wait is `now_s - job.submitted_at_s`, computed by whoever needs it, so a view is built once
+per change and reused until the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protos.messages import JobSpec
+
+
+class WaitReason(StrEnum):
+    """Why a job waits, in fixed words that scripts may compare (Slurm's where it has one)."""
+
+    PRIORITY = "Priority"
+    """Its resources are free, but jobs before it in the order take them."""
+    RESOURCES = "Resources"
+    HELD = "Held"
+    NODE_DRAINED = "NodeDrained"
+    """It would fit if drained, unhealthy or silent nodes took work."""
+    NEVER_FITS = "NeverFits"
+    """No node that the cluster knows could hold it, even empty."""
+    BACKOFF = "Backoff"
+    """A launch failed on a node; it is tried again after a pause."""
+    NOT_CONSIDERED = "NotConsidered"
+    """Beyond the window of jobs that one cycle looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """One GPU of a node."""
+
+    uuid: str
+    index: int
+    gpu_type: str
+    is_free: bool
+    """Healthy, in service and held by no attempt."""
+    is_in_service: bool = True
+    """Not lost, unhealthy or dirty; may be held by an attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """One node with what is free on it now."""
+
+    name: str
+    accepts_work: bool
+    """Connected, active (not drained) and healthy."""
+    gpus: tuple[GpuSlot, ...]
+    cpus_total: int
+    cpus_free: int
+    memory_total_bytes: int
+    memory_free_bytes: int
+    reasons: tuple[str, ...] = ()
+    """Why it does not accept work; empty when it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """The part of a job on one node."""
+
+    node: str
+    gpu_uuids: tuple[str, ...]
+    gpu_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that holds resources, for explanations, fair share and backfill."""
+
+    job_id: int
+    user: str
+    gpus: int
+    started_at_s: float | None
+    """None while it is starting."""
+    time_limit_s: float | None
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Everything about the cluster that a decision may depend on."""
+
+    nodes: tuple[NodeCapacity, ...]
+    running: tuple[RunningJob, ...] = ()
+    usage_gpu_s: Mapping[str, float] = field(default_factory=dict)
+    """Decayed GPU-seconds by user, as of `usage_at_s` (half-life in the policy's weights)."""
+    usage_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job of the queue."""
+
+    job_id: int
+    spec: JobSpec
+    submitted_at_s: float
+    eligible_at_s: float
+    """When it could first have run: submission, release from hold, or requeue."""
+    restarts: int = 0
+    excluded_nodes: frozenset[str] = frozenset()
+    """Nodes on which its launch failed lately."""
+    not_before_s: float = 0.0
+    """End of the pause after a failed launch; 0 when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedJob:
+    """A job with its place in the order: larger score first."""
+
+    job: WaitingJob
+    score: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What the score is made of, by name, for `explain`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job to start now, on these nodes and GPUs: all of it or none (gang)."""
+
+    job_id: int
+    ranks: tuple[RankPlacement, ...]
+    """In rank order; ranks[0] is the master."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Objective terms that chose the place, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitNote:
+    """Why a job was not started; numbers for the sentence, which is made by `explain`."""
+
+    reason: WaitReason
+    gpus_needed: int = 0
+    """On one node."""
+    nodes_needed: int = 1
+    best_node: str = ""
+    best_node_free_gpus: int = 0
+    free_gpus: int = 0
+    """Free GPUs of acceptable types on all nodes that accept work."""
+    short_of: str = ""
+    """`gpus`, `cpus` or `memory`: what the best node lacks."""
+    ahead: int = 0
+    """Waiting jobs before it in the order."""
+    until_s: float | None = None
+    """End of a back-off, or the earliest time a running job's limit frees enough."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What an allocator answers."""
+
+    starts: tuple[Start, ...]
+    objective: float = 0.0
+    cut_short: bool = False
+    """A limit struck before the optimum was proven."""
+    fallback: str = ""
+    """Why another allocator's answer was taken; empty when none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one scheduling cycle decided."""
+
+    starts: tuple[Start, ...]
+    waits: Mapping[int, WaitNote]
+    """For each job of the queue that does not start."""
+    ranking: tuple[RankedJob, ...]
+    """The window in the policy's order, started jobs included."""
+    policy: str
+    allocator: str
+    objective: float = 0.0
+    cut_short: bool = False
+    fallback: str = ""
+    wake_at_s: float | None = None
+    """When to decide again even if nothing happens (end of a back-off)."""

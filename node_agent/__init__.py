@@ -1,0 +1,1 @@
+"""The node agent: telemetry, launching and the session with the controller."""

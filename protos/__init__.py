@@ -1,0 +1,1 @@
+"""The wire format: protobuf stubs, the dataclasses that travel, and the codec between them."""

@@ -1,0 +1,1 @@
+"""Everything people touch: command line, client, local clusters, reports."""

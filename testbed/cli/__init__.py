@@ -1,0 +1,1 @@
+"""The rltune command, one module per group of commands."""

@@ -1,0 +1,1 @@
+"""Real training programs, runnable by hand and by name."""
