@@ -1,0 +1,109 @@
+"""`python -m node_agent`: run a node agent until SIGTERM; its jobs go on without it."""
+
+from __future__ import annotations
+
+import os
+
+# Before gRPC is imported: we spawn processes beside it, and only plain spawns (no fork handlers).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+import uuid
+from importlib.metadata import version
+
+from node_agent.collector import CollectorClient
+from node_agent.config import AgentConfig, parse_args
+from node_agent.host import boot_id
+from node_agent.identity import StateDirBusy, lock_state_dir, node_id
+from node_agent.launcher import Launcher
+from node_agent.session import AgentSession, Identity
+from node_agent.telemetry import AgentTelemetry
+
+SCAN_EVERY_S = 1.0
+
+log = logging.getLogger("rltune.agent")
+
+
+async def run(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT."""
+    this_node = node_id(config.state_dir)
+    collector = CollectorClient(
+        mock_gpus=config.mock_gpus, seed=this_node, faults_path=config.mock_faults
+    )
+    telemetry = AgentTelemetry(
+        config, collector, version=version("rltune-testbed"), sleep=asyncio.sleep
+    )
+    boot = boot_id()
+    session = AgentSession(
+        config.controller,
+        Identity(config.node_name, this_node, boot, str(uuid.uuid4()), config.advertise_address),
+        telemetry,
+        monotonic=time.monotonic,
+        sleep=asyncio.sleep,
+    )
+    launcher = Launcher(
+        config.state_dir,
+        node_name=config.node_name,
+        boot_id=boot,
+        on_report=session.on_report,
+        gpu_processes=collector.processes,
+        log_limit_bytes=config.log_limit_bytes,
+        monotonic=time.monotonic,
+        sleep=asyncio.sleep,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    await collector.start()
+    try:
+        await telemetry.scan_once()
+        await launcher.start()
+        log.info("node %s offers %s", config.node_name, _offer(telemetry))
+        async with asyncio.TaskGroup() as tasks:
+            running = (
+                tasks.create_task(telemetry.run(SCAN_EVERY_S)),
+                tasks.create_task(session.run(launcher)),
+            )
+            await stop.wait()
+            log.info("stopping; running jobs go on and are found again at the next start")
+            for task in running:
+                task.cancel()
+    finally:
+        await launcher.close()
+        await collector.close()
+
+
+def _offer(telemetry: AgentTelemetry) -> str:
+    facts = telemetry.facts()
+    types = [gpu.gpu_type for gpu in facts.gpus]
+    gpus = ", ".join(f"{types.count(name)} x {name}" for name in dict.fromkeys(types))
+    mock = " (mock)" if facts.mock else ""
+    return f"{gpus or 'no GPU'}{mock}, {facts.cpus} CPUs, {facts.memory_bytes / 2**30:.1f} GiB"
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    config = parse_args()
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        lock = lock_state_dir(config.state_dir)
+    except (StateDirBusy, OSError) as error:
+        log.error("%s", error)
+        return 2
+    with lock:
+        asyncio.run(run(config))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
