@@ -1,0 +1,1 @@
+"""Pure rules of jobs, attempts and nodes: (state, event) -> (state, effects)."""
