@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as a wish that is asked for, not as an exception out of nowhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+PAUSE_S = 0.1
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while it is entered: one asks to stop, a second one hurries."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: dict[signal.Signals, Any] = {}
+        self._never = threading.Event()
+
+    def __enter__(self) -> Self:
+        # The handler only adds to a number: setting an Event could meet its own lock.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._before[signum] = signal.signal(signum, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    @property
+    def stop(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._count >= 1
+
+    @property
+    def hurry(self) -> bool:
+        """Whether somebody asked twice."""
+        return self._count >= 2
+
+    def pause(self, seconds: float = PAUSE_S) -> None:
+        """Wait a little; a signal is counted meanwhile."""
+        self._never.wait(seconds)
+
+    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._count += 1

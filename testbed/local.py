@@ -1,0 +1,348 @@
+"""A whole cluster of real processes on this machine: one controller and some node agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from protos.messages import JobState
+from testbed.children import Child, Leftover, kill_tree, leftovers
+from testbed.client import Client
+from testbed.client_errors import RltuneError
+from testbed.interrupts import Interrupts
+from testbed.values import parse_gpus
+
+CONTROLLER = "controller"
+START_TIMEOUT_S = 60.0
+JOBS_END_TIMEOUT_S = 45.0
+"""How long cancelled jobs may take: the usual grace of 30 s, SIGKILL, and the report of it."""
+PROCESS_END_TIMEOUT_S = 15.0
+LEFTOVERS_END_TIMEOUT_S = 10.0
+NOT_FINAL = tuple(state for state in JobState if not state.is_final)
+CPUS_PER_MOCK_GPU = 4
+"""What the RLTune testbed's jobs ask for with each GPU."""
+
+
+class StartFailed(RltuneError):
+    """The cluster could not be started."""
+
+    default_code = "start_failed"
+
+
+class StartInterrupted(RltuneError):
+    """Somebody asked to stop before the cluster was ready."""
+
+    default_code = "start_interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What stopping the cluster took. Everything but `cancelled` is empty when all went well."""
+
+    cancelled: tuple[int, ...]
+    """Jobs that had not ended and were cancelled."""
+    unfinished: tuple[int, ...]
+    """Jobs whose end was not seen in time; None were, if the controller was gone."""
+    killed: tuple[str, ...]
+    """Controller or agents that had to be killed."""
+    leftovers: tuple[Leftover, ...]
+    """Processes of jobs that were found afterwards, and killed."""
+
+
+class LocalCluster:
+    """A controller and one agent per entry of `gpus`, named node-1, node-2, ...
+
+    An entry is a mock specification such as `P100:4`, or None for this machine's real GPUs.
+    As a context manager it is ready inside the block, and stopped with all its jobs at its end.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str | None],
+        *,
+        policy: str = "multifactor",
+        allocator: str = "milp",
+        name: str = "local",
+        port: int = 0,
+        state_dir: Path | None = None,
+        mock_faults: Mapping[str, Path] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        interrupts: Interrupts | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Describe it; nothing is started yet.
+
+        Args:
+            gpus: GPUs of each node.
+            policy: Order of the queue.
+            allocator: Placement.
+            name: Name of the cluster.
+            port: Where the controller listens on loopback; 0: any free one.
+            state_dir: Databases, logs and job folders; None: a temporary folder that is
+                removed at the end.
+            mock_faults: Node name to a file of faults that its mock GPUs shall have.
+            start_timeout_s: How long all nodes may take to be UP.
+            interrupts: Watched while waiting; None: nobody interrupts.
+            monotonic: The clock for deadlines.
+        """
+        self._gpus = tuple(gpus)
+        self._policy = policy
+        self._allocator = allocator
+        self._name = name
+        self._port = port
+        self._faults = dict(mock_faults or {})
+        self._start_timeout_s = start_timeout_s
+        self._interrupts = interrupts or Interrupts()
+        self._monotonic = monotonic
+        self._temporary = state_dir is None
+        self._given_state_dir = state_dir
+        self._children: dict[str, Child] = {}
+        self._client: Client | None = None
+        self._address = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where the controller listens."""
+        return self._address
+
+    @property
+    def client(self) -> Client:
+        """A client of the cluster, for the thread that started it."""
+        assert self._client is not None, "the cluster was not started"
+        return self._client
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes in order."""
+        return tuple(f"node-{number}" for number in range(1, len(self._gpus) + 1))
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the controller and the agents by name."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    def start(self) -> None:
+        """Start all processes and wait until every node is UP.
+
+        Raises:
+            StartFailed: a folder cannot be written, or the nodes were not UP in time.
+            ProcessDied: the controller or an agent ended; the message has the end of its log.
+            StartInterrupted: somebody asked to stop.
+        """
+        self.state_dir = self._make_state_dir()
+        try:
+            started_s = self._monotonic()
+            deadline_s = started_s + self._start_timeout_s
+            self._spawn(CONTROLLER, self._controller_argv())
+            self._wait(self._listens, deadline_s, "the controller listens")
+            for node in self.node_names:
+                self._spawn(node, self._agent_argv(node))
+            self._wait(lambda: self._nodes_up(started_s), deadline_s, "all nodes are UP")
+        except BaseException:
+            self.stop()
+            raise
+
+    def check(self) -> None:
+        """Raise ProcessDied if the controller or an agent has ended by itself."""
+        for child in self._children.values():
+            child.check()
+
+    def kill(self, name: str) -> None:
+        """End `controller` or a node's agent by SIGKILL, as a crash would."""
+        self._children[name].kill()
+
+    def restart(self, name: str) -> None:
+        """Start again what was killed, with the same state; ready when this returns."""
+        started_s = self._monotonic()
+        deadline_s = started_s + self._start_timeout_s
+        argv = self._controller_argv() if name == CONTROLLER else self._agent_argv(name)
+        self._children[name].start(argv)
+        if name == CONTROLLER:
+            self._wait(self._listens, deadline_s, "the controller listens")
+        self._wait(lambda: self._nodes_up(started_s), deadline_s, "all nodes are UP")
+
+    def stop(self) -> Stopped:
+        """Cancel all jobs, then end agents and controller, each within a deadline.
+
+        What does not end in time is killed, and so are processes of jobs that are left. A
+        second interrupt skips the waiting for jobs, never the killing. Nothing of this cluster
+        runs when it returns.
+        """
+        try:
+            cancelled, unfinished = self._end_jobs()
+        finally:
+            killed = self._end_processes()
+            left = self._kill_leftovers()
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            if self._temporary:
+                shutil.rmtree(self.state_dir, ignore_errors=True)
+        return Stopped(cancelled, unfinished, killed, left)
+
+    # -------------------------------------------------------------- starting
+
+    def _make_state_dir(self) -> Path:
+        if self._given_state_dir is None:
+            return Path(tempfile.mkdtemp(prefix="rltune-")).resolve()
+        folder = self._given_state_dir.expanduser().absolute()
+        try:
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            (folder / "logs" / "writable").touch()
+            (folder / "logs" / "writable").unlink()
+        except OSError as error:
+            raise StartFailed(
+                f"cannot write to the state folder {folder}: {error.strerror}",
+                "name another one with --state-dir",
+            ) from error
+        return folder.resolve()
+
+    def _spawn(self, name: str, argv: Sequence[str]) -> None:
+        logs = self.state_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        child = Child(name, logs / f"{name}.log")
+        self._children[name] = child
+        child.start(argv)
+
+    def _controller_argv(self) -> list[str]:
+        port = self._address.rpartition(":")[2] or str(self._port)
+        return [
+            *(sys.executable, "-P", "-m", "controller"),
+            *("--listen", f"127.0.0.1:{port}"),
+            *("--state-dir", str(self.state_dir / CONTROLLER)),
+            *("--policy", self._policy),
+            *("--allocator", self._allocator),
+            *("--cluster", self._name),
+        ]
+
+    def _agent_argv(self, node: str) -> list[str]:
+        argv = [
+            *(sys.executable, "-P", "-m", "node_agent"),
+            *("--controller", self._address),
+            *("--name", node),
+            *("--state-dir", str(self.state_dir / node)),
+        ]
+        gpus = self._gpus[self.node_names.index(node)]
+        if gpus is not None:
+            argv += ["--mock-gpus", gpus, "--cpus", str(_mock_cpus(gpus))]
+        if node in self._faults:
+            argv += ["--mock-faults", str(self._faults[node])]
+        return argv
+
+    def _listens(self) -> bool:
+        path = self.state_dir / CONTROLLER / "controller.json"
+        # The file of an earlier run may still lie there: only the pid tells that it is ours.
+        if not path.exists():
+            return False
+        ready = json.loads(path.read_text())
+        if ready["pid"] != self._children[CONTROLLER].pid:
+            return False
+        if self._client is None:
+            self._address = ready["address"]
+            self._client = Client(self._address)
+        return True
+
+    def _nodes_up(self, since_s: float) -> bool:
+        """Whether every node is connected and was heard since `since_s` (monotonic).
+
+        The second half matters after a crash: a node counts as UP until its lease is over.
+        """
+        asked_s = self._monotonic()
+        up = {
+            node.name
+            for node in self.client.nodes()
+            if not node.state.startswith("DOWN")
+            and node.last_seen_s_ago is not None
+            and node.last_seen_s_ago < asked_s - since_s
+        }
+        return up >= set(self.node_names)
+
+    def _wait(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        while not condition():
+            self.check()
+            if self._interrupts.stop:
+                raise StartInterrupted("interrupted before the cluster was ready")
+            if self._monotonic() > deadline_s:
+                raise StartFailed(
+                    f"waited {self._start_timeout_s:.0f} s in vain until {what}; logs:\n"
+                    + "\n".join(f"{c.name}:\n{c.log_tail()}" for c in self._children.values())
+                )
+            self._interrupts.pause(0.03)
+
+    # -------------------------------------------------------------- stopping
+
+    def _end_jobs(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Cancel jobs that have not ended and wait for their end: (cancelled, unfinished)."""
+        cancelled: tuple[int, ...] = ()
+        unfinished: tuple[int, ...] = ()
+        if self._client is None or not self._children[CONTROLLER].runs():
+            return cancelled, unfinished
+        deadline_s = self._monotonic() + JOBS_END_TIMEOUT_S
+        try:
+            unfinished = self._open_jobs()
+            if unfinished:
+                self._client.cancel(unfinished, reason="the cluster is stopped")
+                cancelled = unfinished
+            while unfinished and not self._interrupts.hurry and self._monotonic() < deadline_s:
+                self._interrupts.pause()
+                unfinished = self._open_jobs()
+        except RltuneError:
+            # The controller went away meanwhile. What its jobs left is found and killed below,
+            # and the jobs stay in `unfinished`.
+            return cancelled, unfinished
+        return cancelled, unfinished
+
+    def _open_jobs(self) -> tuple[int, ...]:
+        jobs = self.client.jobs(states=NOT_FINAL)
+        return tuple(sorted(job.job_id for job in jobs))
+
+    def _end_processes(self) -> tuple[str, ...]:
+        """End agents, then the controller; names of those that had to be killed."""
+        agents = [child for name, child in self._children.items() if name != CONTROLLER]
+        controller = [child for name, child in self._children.items() if name == CONTROLLER]
+        killed: list[str] = []
+        for group in (agents, controller):
+            for child in group:
+                child.terminate()
+            killed += [child.name for child in group if not child.end(PROCESS_END_TIMEOUT_S)]
+        return tuple(killed)
+
+    def _kill_leftovers(self) -> tuple[Leftover, ...]:
+        found: dict[int, Leftover] = {}
+        deadline_s = self._monotonic() + LEFTOVERS_END_TIMEOUT_S
+        while (left := leftovers(self.state_dir)) and self._monotonic() < deadline_s:
+            for process in left:
+                found[process.pid] = process
+                kill_tree(process.pid)
+            self._interrupts.pause(0.05)
+        return tuple(found.values())
+
+
+def _mock_cpus(gpus: str) -> int:
+    """CPU cores that a mock node offers: enough for jobs that ask for four with each GPU.
+
+    They are declared, not there: the cluster's jobs share this machine's cores.
+    """
+    count = sum(parse_gpus(part).count for part in gpus.split(","))
+    return max(os.cpu_count() or 1, CPUS_PER_MOCK_GPU * count)
