@@ -1,0 +1,60 @@
+"""Finds and ends what an attempt left behind when its supervisor could not do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from node_agent.attempts import MARK, ProcessIdentity, read_start_ticks
+from node_agent.supervisor import Process, descendants, kill_all
+
+
+def has_mark(pid: int, attempt_dir: Path) -> bool:
+    """Whether the process inherited the attempt's environment."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it ended, or is another user's
+        return False
+    return f"{MARK}={attempt_dir}".encode("utf-8", "surrogateescape") in environ.split(b"\0")
+
+
+def find_marked(attempt_dir: Path) -> list[int]:
+    """Living processes of the attempt, by their environment; never our own."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and has_mark(pid, attempt_dir)]
+
+
+def kill_marked(attempt_dir: Path) -> tuple[ProcessIdentity, ...]:
+    """SIGKILLs the attempt's processes and all below them; returns those that it found.
+
+    One pass: call it again until it finds nothing.
+    """
+    found: dict[int, Process] = {}
+    for pid in find_marked(attempt_dir):
+        for process in (*_read([pid]), *descendants(pid)):
+            found[process.pid] = process
+    found.pop(os.getpid(), None)
+    kill_all(list(found.values()))
+    return tuple(ProcessIdentity("", p.pid, p.start_ticks) for p in found.values())
+
+
+def belongs(pid: int, attempt_dir: Path, survivors: Iterable[ProcessIdentity]) -> bool:
+    """Whether a process is the attempt's: by mark, or named as one that SIGKILL did not end.
+
+    A process stuck in the kernel may already have lost its environment.
+    """
+    if has_mark(pid, attempt_dir):
+        return True
+    ticks = read_start_ticks(pid)
+    return any(p.pid == pid and p.start_ticks == ticks for p in survivors)
+
+
+def _read(pids: Iterable[int]) -> list[Process]:
+    processes = []
+    for pid in pids:
+        try:
+            processes.append(Process(Path(f"/proc/{pid}/stat").read_bytes()))
+        except OSError:
+            continue
+    return processes
