@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from node_agent.mock_nvml import parse_mock_gpus
 from protos.codec import InvalidMessage, check_node_name
 
 DEFAULT_CONTROLLER = "127.0.0.1:7817"
@@ -99,6 +100,11 @@ def parse_args(argv: list[str] | None = None) -> AgentConfig:
         parser.error("--cpus must be at least 1")
     if args.log_limit < MIN_LOG_LIMIT_BYTES:
         parser.error(f"--log-limit must be at least {MIN_LOG_LIMIT_BYTES} bytes")
+    if args.mock_gpus is not None:
+        try:
+            parse_mock_gpus(args.mock_gpus)
+        except ValueError as error:
+            parser.error(f"--mock-gpus: {error}")
     if args.mock_faults and not args.mock_gpus:
         parser.error("--mock-faults needs --mock-gpus")
     if args.advertise:

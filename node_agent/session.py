@@ -101,6 +101,7 @@ class AgentSession:
         self._outgoing: asyncio.Queue[rltune_pb2.AgentMessage] | None = None
         self._facts_sent: NodeFacts | None = None
         self._pause_s = BACKOFF_FIRST_S
+        self._is_away = False
 
     def on_report(self, report: RankReport) -> None:
         """Take a report of the launcher; it is sent until the controller acknowledges it."""
@@ -111,7 +112,7 @@ class AgentSession:
     async def run(self, launcher: Launcher) -> None:
         """Connect, serve and reconnect with back-off until cancelled."""
         async with grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS) as channel:
-            stub: rltune_pb2_grpc.AgentGatewayAsyncStub = rltune_pb2_grpc.AgentGatewayStub(channel)
+            stub = rltune_pb2_grpc.AgentGatewayStub(channel)
             while True:
                 try:
                     await self._serve(stub, launcher)
@@ -121,7 +122,7 @@ class AgentSession:
                 await self._sleep(self._pause_s)
                 self._pause_s = min(self._pause_s * 2, BACKOFF_MAX_S)
 
-    async def _serve(self, stub: rltune_pb2_grpc.AgentGatewayAsyncStub, launcher: Launcher) -> None:
+    async def _serve(self, stub: rltune_pb2_grpc.AgentGatewayStub, launcher: Launcher) -> None:
         """One session, until the stream ends."""
         call: Call = stub.AgentSession()
         outgoing: asyncio.Queue[rltune_pb2.AgentMessage] = asyncio.Queue()
@@ -129,11 +130,11 @@ class AgentSession:
         try:
             await call.write(self._hello(launcher))
             first = await call.read()
-            if first is grpc.aio.EOF:
-                return
+            if not isinstance(first, rltune_pb2.ControllerMessage):
+                return  # EOF
             welcome = from_pb(first.welcome, Welcome, "welcome")
             await self._obey_welcome(welcome, launcher)
-            self._pause_s = BACKOFF_FIRST_S
+            self._pause_s, self._is_away = BACKOFF_FIRST_S, False
             async with asyncio.TaskGroup() as tasks:
                 side = (
                     tasks.create_task(self._write(call, outgoing)),
@@ -151,8 +152,9 @@ class AgentSession:
         if error.code() in _REFUSALS:
             log.error("the controller refuses this node: %s", error.details())
             self._pause_s = REFUSED_BACKOFF_S
-        else:
-            log.warning("no controller at %s: %s", self._target, error.details())
+        elif not self._is_away:
+            log.warning("no controller at %s, trying on and on: %s", self._target, error.details())
+        self._is_away = True
 
     def _hello(self, launcher: Launcher) -> rltune_pb2.AgentMessage:
         facts = self._telemetry.facts()
@@ -216,7 +218,7 @@ class AgentSession:
         tasks: asyncio.TaskGroup,
     ) -> None:
         # Orders are carried out one after the other, so that a Stop never overtakes its Launch.
-        while (message := await call.read()) is not grpc.aio.EOF:
+        while isinstance(message := await call.read(), rltune_pb2.ControllerMessage):
             match message.WhichOneof("body"):
                 case "launch":
                     await launcher.launch(from_pb(message.launch, LaunchOrder, "launch"))
