@@ -6,6 +6,7 @@ launcher sets it. Its resident memory and CPU time are split over the GPUs it na
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ _MAX_AGE_S = 0.02
 _UTILIZATION_INTERVAL_S = 0.25
 """Shortest interval for utilization: the kernel counts CPU time in ticks of 10 ms."""
 _YOUNG_S = 2.0
-"""A process may still be between fork and exec: its environment is read again while young."""
-_ROTATION = 30
+"""A process that appears may still be between fork and exec: while so young its environment is
+read again each time. What was there before the first reading counts as old."""
+_ROTATION = 10
 """Each refresh reads one in so many of the older environments again (a late exec)."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -74,6 +76,7 @@ class MockProcessTable:
         self._gpus: Mapping[str, _Gpu] = {uuid: _Gpu() for uuid in uuids}
         self._read_at_s: float | None = None
         self._turn = 0
+        self._is_first_reading = True
         self._base_at_s: float | None = None
         self._base_ticks: dict[tuple[int, int], int] = {}
 
@@ -119,12 +122,14 @@ class MockProcessTable:
                 if process.uuids and (stat := self._holder_stat(pid, process)) is not None:
                     stats[pid] = stat
         self._known = known
+        self._is_first_reading = False
         return stats
 
     def _identify(self, pid: int, inode: int, now_s: float) -> _Known:
         process = self._known.get(pid)
         if process is None or process.inode != inode:
-            return _Known(inode, self._read_uuids(pid), first_seen_s=now_s)
+            first_seen_s = -math.inf if self._is_first_reading else now_s
+            return _Known(inode, self._read_uuids(pid), first_seen_s)
         is_young = now_s - process.first_seen_s < _YOUNG_S
         if not process.uuids and (is_young or pid % _ROTATION == self._turn):
             process.uuids = self._read_uuids(pid)
