@@ -16,7 +16,7 @@ from testbed.client import Client
 from testbed.client_errors import NodeUnreachable, RltuneError, TryAgain
 from testbed.interrupts import Interrupts
 from testbed.local import LocalCluster
-from testbed.mix import MixJob, arrivals_s, job_spec
+from testbed.mix import MixJob, arrivals_s, job_request
 from testbed.report.html import Run
 from testbed.report.records import gpu_slots, job_record
 
@@ -116,10 +116,8 @@ def run_mix(
         for position in range(len(submitted), len(mix)):
             if arrivals[position] > elapsed_s:
                 break
-            spec = job_spec(
-                mix[position], user=client.user, cwd=cluster.state_dir, seed=seed + position
-            )
-            submitted.append(client.submit(spec))
+            request = job_request(mix[position], cwd=cluster.state_dir, seed=seed + position)
+            submitted.append(client.submit(request))
         jobs = tuple(sorted(client.jobs(), key=lambda job: job.job_id))
         nodes = tuple(client.nodes())
         progress = read_progress(client, jobs) if show.wants_progress else {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 PAUSE_S = 0.1
+SLICE_S = 0.05
+"""Python resumes a wait after a signal's handler, so that long waits are cut into slices."""
 
 
 class Interrupts:
@@ -44,8 +47,12 @@ class Interrupts:
         return self._count >= 2
 
     def pause(self, seconds: float = PAUSE_S) -> None:
-        """Wait a little; a signal is counted meanwhile."""
-        self._never.wait(seconds)
+        """Wait a little, or until the next signal if that comes first."""
+        seen = self._count
+        for _ in range(math.ceil(seconds / SLICE_S)):
+            if self._count != seen:
+                return
+            self._never.wait(min(seconds, SLICE_S))
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._count += 1

@@ -1,8 +1,9 @@
 """The mix of 16 training jobs that the RLTune authors ran on eight P100 of Chameleon.
 
-Model, GPUs, batch size, epochs and mode are theirs. Two things are made small enough for a
-machine without GPUs: an epoch counts as a few steps on a data set that needs no download, and
-the models shrink as `workloads.train` does on a CPU. Every job still trains to its real end.
+Model, GPUs, batch size, epochs and mode are theirs. Two things fit it to a machine without
+GPUs: the data are scikit-learn's digits and the text of Python's standard library, which need
+no download, and the models shrink as `workloads.train` does on a CPU. Every job trains for all
+its epochs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protos.messages import JobSpec
+from testbed.job_request import JobRequest
 from testbed.values import MINUTE_S
-from workloads import catalogue
 
-STEPS_PER_EPOCH = 4
-LANGUAGE_MODEL_STEPS = 6
+LANGUAGE_MODEL_STEPS = 40
 """The authors give language models no epochs."""
 CPUS_PER_GPU = 4
 TIME_LIMIT_S = 15 * MINUTE_S
@@ -42,11 +41,6 @@ class MixJob:
         mode = "" if self.mode == "single" else f"-{self.mode}"
         return f"{self.model}-b{self.batch_size}{mode}"
 
-    @property
-    def steps(self) -> int:
-        """Training steps on this machine."""
-        return LANGUAGE_MODEL_STEPS if self.epochs is None else self.epochs * STEPS_PER_EPOCH
-
 
 MIX_16 = (
     MixJob("resnet34", 4, 32, 1, "dp"),
@@ -68,23 +62,25 @@ MIX_16 = (
 )
 
 
-def job_spec(job: MixJob, *, user: str, cwd: Path, seed: int) -> JobSpec:
+def job_request(job: MixJob, *, cwd: Path, seed: int) -> JobRequest:
     """The submission of a job; `seed` decides its weights and the order of its data."""
     options = {
         "--batch-size": str(job.batch_size),
-        "--steps": str(job.steps),
         "--mode": job.mode,
         "--seed": str(seed),
         "--progress-every": "1",
     }
-    return JobSpec(
+    if job.epochs is None:
+        options["--steps"] = str(LANGUAGE_MODEL_STEPS)
+    else:
+        options["--epochs"] = str(job.epochs)
+    return JobRequest(
+        workload=job.model,
+        workload_options=tuple(word for pair in options.items() for word in pair),
         name=job.name,
-        user=user,
-        argv=catalogue.command(job.model, [word for pair in options.items() for word in pair]),
         cwd=str(cwd),
-        # One thread a process: the mock GPUs' jobs share few cores. PYTHONSAFEPATH reaches
-        # torchrun's ranks, which `-P` does not.
-        env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
+        # The mock GPUs' jobs share few cores: one thread for each of their processes.
+        env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         gpus=job.gpus,
         gpu_types=("P100",),
         cpus=CPUS_PER_GPU * job.gpus,

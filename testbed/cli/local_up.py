@@ -1,0 +1,165 @@
+"""`rltune up`: a whole cluster on this machine until somebody asks to stop."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from testbed.cli.local_output import SCHEMA_VERSION, console_of, tell_stopped, write_json
+from testbed.client_errors import InvalidRequest
+from testbed.interrupts import Interrupts
+from testbed.local import LocalCluster, StartInterrupted
+from testbed.settings import DEFAULT_CONTROLLER
+from testbed.values import InvalidValue, parse_gpus
+
+STATUS_EVERY_S = 1.0
+"""How often the state is asked for that the status line shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `rltune up` was asked for."""
+
+    nodes: int
+    gpus: str | None
+    policy: str
+    allocator: str
+    port: int
+    state_dir: Path | None
+    json_output: bool
+
+
+def run_up(options: UpOptions) -> None:
+    """Start the cluster, tell where it is, watch it, and stop it cleanly.
+
+    Raises:
+        RltuneError: an option is wrong, the cluster could not be started, or a part of it died.
+    """
+    gpus = _node_gpus(options.nodes, options.gpus)
+    _check_port(options.port)
+    with Interrupts() as interrupts:
+        cluster = LocalCluster(
+            gpus,
+            policy=options.policy,
+            allocator=options.allocator,
+            port=options.port,
+            state_dir=options.state_dir,
+            interrupts=interrupts,
+        )
+        try:
+            cluster.start()
+        except StartInterrupted:
+            return
+        try:
+            _serve(cluster, interrupts, json_output=options.json_output)
+        finally:
+            tell_stopped(console_of(stderr=options.json_output), cluster.stop())
+
+
+def _node_gpus(nodes: int, gpus: str | None) -> tuple[str | None, ...]:
+    if gpus is None:
+        if nodes > 1:
+            raise InvalidRequest(
+                "--nodes: several nodes on one machine would share its real GPUs",
+                "give them mock GPUs of their own, e.g. --gpus P100:4",
+                field="nodes",
+            )
+        return (None,)
+    for part in gpus.split(","):
+        try:
+            asked = parse_gpus(part)
+        except InvalidValue as error:
+            raise InvalidRequest(f"--gpus: {error.problem}", "write e.g. P100:4,V100:2") from None
+        if not asked.types or not asked.count:
+            raise InvalidRequest(
+                f"--gpus: {part!r} names no type and number", "write e.g. P100:4,V100:2"
+            )
+    return (gpus,) * nodes
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        # As the controller will: ports in TIME_WAIT are free, ports in LISTEN are not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InvalidRequest(
+                f"--port: cannot listen on 127.0.0.1:{port}: {error.strerror}",
+                "another cluster may be up; say --port 0 for any free port",
+            ) from None
+
+
+def _serve(cluster: LocalCluster, interrupts: Interrupts, *, json_output: bool) -> None:
+    """Tell that the cluster is ready, then watch it until somebody asks to stop."""
+    if json_output:
+        write_json(_ready_value(cluster))
+    console = console_of(stderr=json_output)
+    _tell_ready(console, cluster)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while not interrupts.stop:
+            cluster.check()
+            if console.is_terminal:
+                live.update(Text(_status_line(cluster), "dim"), refresh=True)
+            interrupts.pause(STATUS_EVERY_S)
+    console.print("stopping: jobs are cancelled first; Ctrl-C again hurries")
+
+
+def _ready_value(cluster: LocalCluster) -> dict[str, Any]:
+    pids = cluster.pids
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "address": cluster.address,
+        "state_dir": str(cluster.state_dir),
+        "controller": {"pid": pids["controller"]},
+        "nodes": [
+            {
+                "name": node.name,
+                "pid": pids[node.name],
+                "gpus": [{"uuid": g.facts.uuid, "type": g.facts.gpu_type} for g in node.gpus],
+            }
+            for node in cluster.client.nodes()
+            if node.name in pids
+        ],
+    }
+
+
+def _tell_ready(console: Console, cluster: LocalCluster) -> None:
+    nodes = cluster.client.nodes()
+    gpus = [gpu.facts.gpu_type for node in nodes for gpu in node.gpus]
+    types = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    is_default = cluster.address == DEFAULT_CONTROLLER
+    prefix = "" if is_default else f"RLTUNE_CONTROLLER={cluster.address} "
+    asked = "--gpus 1 " if gpus else ""
+    lines = (
+        f"cluster is up at {cluster.address}: {len(nodes)} nodes, {types or 'no GPU'}",
+        f"logs in {cluster.state_dir / 'logs'}",
+        "",
+        "in another terminal:",
+        f"  {prefix}rltune submit {asked}resnet34",
+        f"  {prefix}rltune jobs",
+        f"  {prefix}rltune nodes",
+        "",
+        "Ctrl-C stops it and cancels its jobs",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    if not gpus:
+        console.print("no GPU was found here; try mock ones: --gpus P100:4", markup=False)
+
+
+def _status_line(cluster: LocalCluster) -> str:
+    info = cluster.client.info()
+    counts = " · ".join(
+        f"{count} {state}" for state, count in sorted(info.jobs_by_state.items()) if count
+    )
+    return (
+        f"{info.nodes_up}/{info.nodes_total} nodes up · "
+        f"{info.gpus_used}/{info.gpus_total} GPUs held · {counts or 'no jobs'}"
+    )
