@@ -26,6 +26,11 @@ class ProcessDied(RltuneError):
 
     default_code = "process_died"
 
+    def __init__(self, message: str, returncode: int) -> None:
+        """`returncode` is negative for a signal."""
+        super().__init__(message)
+        self.returncode = returncode
+
 
 class Child:
     """One controller or agent, in a session of its own, with its output in a file."""
@@ -72,7 +77,9 @@ class Child:
         if code is not None:
             how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             raise ProcessDied(
-                f"{self.name} ended {how}; the end of its log ({self.log_path}):\n{self.log_tail()}"
+                f"{self.name} ended {how}; the end of its log ({self.log_path}):\n"
+                f"{self.log_tail()}",
+                code,
             )
 
     def log_tail(self) -> str:

@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from protos.messages import JobState
-from testbed.children import Child, Leftover, kill_tree, leftovers
+from testbed.children import Child, Leftover, ProcessDied, kill_tree, leftovers
 from testbed.client import Client
-from testbed.client_errors import RltuneError
+from testbed.client_errors import InvalidRequest, RltuneError
 from testbed.interrupts import Interrupts
 from testbed.values import parse_gpus
 
 CONTROLLER = "controller"
+USAGE_CODE = 2
+"""How controller and agent end when an option, folder or port cannot be used."""
 START_TIMEOUT_S = 60.0
 JOBS_END_TIMEOUT_S = 45.0
 """How long cancelled jobs may take: the usual grace of 30 s, SIGKILL, and the report of it."""
@@ -33,9 +35,15 @@ CPUS_PER_MOCK_GPU = 4
 
 
 class StartFailed(RltuneError):
-    """The cluster could not be started."""
+    """The cluster was not ready in time."""
 
     default_code = "start_failed"
+
+
+class StartRefused(InvalidRequest):
+    """What was asked for cannot be started like this."""
+
+    default_code = "start_refused"
 
 
 class StartInterrupted(RltuneError):
@@ -146,8 +154,10 @@ class LocalCluster:
         """Start all processes and wait until every node is UP.
 
         Raises:
-            StartFailed: a folder cannot be written, or the nodes were not UP in time.
-            ProcessDied: the controller or an agent ended; the message has the end of its log.
+            StartRefused: a folder cannot be written, or the controller or an agent refused its
+                options; the message has the end of its log.
+            StartFailed: the nodes were not UP in time.
+            ProcessDied: the controller or an agent failed.
             StartInterrupted: somebody asked to stop.
         """
         self.state_dir = self._make_state_dir()
@@ -159,6 +169,11 @@ class LocalCluster:
             for node in self.node_names:
                 self._spawn(node, self._agent_argv(node))
             self._wait(lambda: self._nodes_up(started_s), deadline_s, "all nodes are UP")
+        except ProcessDied as error:
+            self.stop()
+            if error.returncode == USAGE_CODE:
+                raise StartRefused(error.message) from None
+            raise
         except BaseException:
             self.stop()
             raise
@@ -212,7 +227,7 @@ class LocalCluster:
             (folder / "logs" / "writable").touch()
             (folder / "logs" / "writable").unlink()
         except OSError as error:
-            raise StartFailed(
+            raise StartRefused(
                 f"cannot write to the state folder {folder}: {error.strerror}",
                 "name another one with --state-dir",
             ) from error

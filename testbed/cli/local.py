@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from testbed.cli.options import JsonFlag
 from testbed.settings import DEFAULT_CONTROLLER
 
 DEFAULT_REPORT = Path("demo-out/report.html")
@@ -42,9 +43,7 @@ def up(
             help="Keep databases, logs and job folders here. Default: a temporary folder."
         ),
     ] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON value when the cluster is ready.")
-    ] = False,
+    json_output: JsonFlag = False,
 ) -> None:
     """Start a controller and nodes on this machine; Ctrl-C stops them and cancels their jobs."""
     from testbed.cli.local_up import UpOptions, run_up  # noqa: PLC0415
@@ -59,9 +58,7 @@ def demo(
     report: Annotated[
         Path, typer.Option(help="Where the HTML report is written.")
     ] = DEFAULT_REPORT,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the account as one JSON value.")
-    ] = False,
+    json_output: JsonFlag = False,
 ) -> None:
     """Train the RLTune authors' 16-job mix, scaled to CPU, on two nodes of four mock P100."""
     from testbed.cli.local_demo import run_demo  # noqa: PLC0415

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import UTC, datetime
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from testbed.cli.local_output import SCHEMA_VERSION, console_of, tell_stopped, write_json
+from testbed.cli.demo_view import (
+    ACCOUNT,
+    LiveShow,
+    PlainShow,
+    account_rows,
+    failure_lines,
+    summary_lines,
+)
+from testbed.cli.exit_codes import ExitCode
+from testbed.cli.json_output import iso_utc, print_json
+from testbed.cli.local_up import stopped_lines
+from testbed.cli.text import say, say_lines, show_table, tell
 from testbed.client_errors import InvalidRequest
 from testbed.demo import ALLOCATOR, NODES, POLICY, Interrupted, Outcome, run_mix
-from testbed.demo_view import LiveShow, PlainShow, print_account, print_failures
 from testbed.interrupts import Interrupts
 from testbed.local import LocalCluster, StartInterrupted, Stopped
 from testbed.mix import MIX_16
 from testbed.report.html import render
-from testbed.report.metrics import summarize
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+from testbed.report.metrics import Summary, summarize
 
 
 def run_demo(jobs: int, report: Path, *, json_output: bool) -> int:
@@ -29,60 +35,64 @@ def run_demo(jobs: int, report: Path, *, json_output: bool) -> int:
     Raises:
         RltuneError: the report cannot be written, or the cluster failed.
     """
-    console = console_of(stderr=json_output)
     _check_writable(report)
     try:
-        outcome, stopped = _run(console, jobs)
+        outcome, stopped = _run(jobs, json_output=json_output)
     except (StartInterrupted, Interrupted):
-        console.print("interrupted: the demo's jobs were cancelled")
-        return EXIT_INTERRUPTED
-    tell_stopped(console, stopped)
-    _finish(console, outcome, report, json_output=json_output)
-    return EXIT_FAILED if outcome.failures or stopped.leftovers else 0
+        tell("interrupted: the demo's jobs were cancelled")
+        return ExitCode.INTERRUPTED
+    for line in (*stopped_lines(stopped), *failure_lines(outcome.failures)):
+        tell(line)
+    report.write_text(render(outcome.run), encoding="utf-8")
+    summary = summarize(outcome.run.jobs, len(outcome.run.slots))
+    if json_output:
+        print_json(_value(outcome, summary, report))
+    else:
+        say()
+        show_table(ACCOUNT, account_rows(outcome.run.jobs))
+        say_lines(["", *summary_lines(summary), f"report            {report.absolute()}"])
+    return ExitCode.FAILED if outcome.failures or stopped.leftovers else ExitCode.OK
 
 
-def _run(console: Console, jobs: int) -> tuple[Outcome, Stopped]:
-    show = LiveShow(console) if console.is_terminal else PlainShow(console)
+def _run(jobs: int, *, json_output: bool) -> tuple[Outcome, Stopped]:
     with Interrupts() as interrupts:
         cluster = LocalCluster(
             NODES, policy=POLICY, allocator=ALLOCATOR, name="demo", interrupts=interrupts
         )
         cluster.start()
         try:
-            with show:
+            with _show(json_output=json_output) as show:
                 outcome = run_mix(cluster, MIX_16[:jobs], show, interrupts=interrupts)
         finally:
             stopped = cluster.stop()
     return outcome, stopped
 
 
-def _finish(console: Console, outcome: Outcome, report: Path, *, json_output: bool) -> None:
-    report.write_text(render(outcome.run), encoding="utf-8")
-    summary = summarize(outcome.run.jobs, len(outcome.run.slots))
-    print_failures(console, outcome)
+def _show(*, json_output: bool) -> LiveShow | PlainShow:
     if json_output:
-        write_json(_value(outcome, report))
-        return
-    print_account(console, outcome, summary)
-    console.print(f"report            {report.absolute()}", soft_wrap=True, markup=False)
+        return PlainShow(tell)
+    console = Console()
+    return LiveShow(console) if console.is_terminal else PlainShow(_say_at_once)
 
 
-def _value(outcome: Outcome, report: Path) -> dict[str, Any]:
+def _say_at_once(line: str) -> None:
+    say(line)
+    sys.stdout.flush()
+
+
+def _value(outcome: Outcome, summary: Summary, report: Path) -> dict[str, Any]:
     run = outcome.run
     return {
-        "schema_version": SCHEMA_VERSION,
         "policy": run.policy,
         "allocator": run.allocator,
         "jobs": [
             {
                 "job_id": job.job_id,
                 "name": job.name,
-                "state": str(job.state),
+                "state": job.state,
                 "gpus": job.gpus,
-                "nodes": list(job.nodes),
-                "submitted_at": datetime.fromtimestamp(job.submitted_at_s, UTC)
-                .isoformat()
-                .replace("+00:00", "Z"),
+                "nodes": job.nodes,
+                "submitted_at": iso_utc(job.submitted_at_s),
                 "wait_s": job.wait_s,
                 "run_s": job.run_s,
                 "jct_s": job.jct_s,
@@ -90,7 +100,7 @@ def _value(outcome: Outcome, report: Path) -> dict[str, Any]:
             }
             for job in run.jobs
         ],
-        "summary": asdict(summarize(run.jobs, len(run.slots))),
+        "summary": summary,
         "failures": [
             {"job_id": failure.job.job_id, "log_tail": failure.log_tail}
             for failure in outcome.failures

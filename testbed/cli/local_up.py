@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from testbed.cli.local_output import SCHEMA_VERSION, console_of, tell_stopped, write_json
+from testbed.cli.json_output import print_json
+from testbed.cli.text import plain, say, tell
 from testbed.client_errors import InvalidRequest
 from testbed.interrupts import Interrupts
-from testbed.local import LocalCluster, StartInterrupted
+from testbed.local import LocalCluster, StartInterrupted, Stopped
 from testbed.settings import DEFAULT_CONTROLLER
 from testbed.values import InvalidValue, parse_gpus
 
@@ -59,7 +62,24 @@ def run_up(options: UpOptions) -> None:
         try:
             _serve(cluster, interrupts, json_output=options.json_output)
         finally:
-            tell_stopped(console_of(stderr=options.json_output), cluster.stop())
+            stopped = cluster.stop()
+    for line in stopped_lines(stopped):
+        tell(line)
+
+
+def stopped_lines(stopped: Stopped) -> list[str]:
+    """What stopping a cluster took, where it was more than nothing."""
+    lines = []
+    if stopped.cancelled:
+        lines.append(f"cancelled jobs: {', '.join(map(str, stopped.cancelled))}")
+    if stopped.unfinished:
+        lines.append(f"did not end in time: jobs {', '.join(map(str, stopped.unfinished))}")
+    lines += [f"{name} had to be killed" for name in stopped.killed]
+    lines += [
+        f"killed a process that a job left behind: {left.pid} {plain(left.command)}"
+        for left in stopped.leftovers
+    ]
+    return lines
 
 
 def _node_gpus(nodes: int, gpus: str | None) -> tuple[str | None, ...]:
@@ -99,22 +119,24 @@ def _check_port(port: int) -> None:
 def _serve(cluster: LocalCluster, interrupts: Interrupts, *, json_output: bool) -> None:
     """Tell that the cluster is ready, then watch it until somebody asks to stop."""
     if json_output:
-        write_json(_ready_value(cluster))
-    console = console_of(stderr=json_output)
-    _tell_ready(console, cluster)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+        print_json(_ready_value(cluster))
+    for line in _ready_lines(cluster):
+        (tell if json_output else say)(line)
+    sys.stdout.flush()
+    console = Console(stderr=True)
+    status = Live(console=console, auto_refresh=False, transient=True)
+    with status if console.is_terminal else nullcontext():
         while not interrupts.stop:
             cluster.check()
             if console.is_terminal:
-                live.update(Text(_status_line(cluster), "dim"), refresh=True)
+                status.update(Text(_status_line(cluster), "dim"), refresh=True)
             interrupts.pause(STATUS_EVERY_S)
-    console.print("stopping: jobs are cancelled first; Ctrl-C again hurries")
+    tell("stopping: jobs are cancelled first; Ctrl-C again hurries")
 
 
 def _ready_value(cluster: LocalCluster) -> dict[str, Any]:
     pids = cluster.pids
     return {
-        "schema_version": SCHEMA_VERSION,
         "address": cluster.address,
         "state_dir": str(cluster.state_dir),
         "controller": {"pid": pids["controller"]},
@@ -130,14 +152,15 @@ def _ready_value(cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def _tell_ready(console: Console, cluster: LocalCluster) -> None:
+def _ready_lines(cluster: LocalCluster) -> list[str]:
     nodes = cluster.client.nodes()
     gpus = [gpu.facts.gpu_type for node in nodes for gpu in node.gpus]
     types = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     is_default = cluster.address == DEFAULT_CONTROLLER
     prefix = "" if is_default else f"RLTUNE_CONTROLLER={cluster.address} "
     asked = "--gpus 1 " if gpus else ""
-    lines = (
+    hint = [] if gpus else ["no GPU was found here; try mock ones: --gpus P100:4"]
+    return [
         f"cluster is up at {cluster.address}: {len(nodes)} nodes, {types or 'no GPU'}",
         f"logs in {cluster.state_dir / 'logs'}",
         "",
@@ -147,11 +170,8 @@ def _tell_ready(console: Console, cluster: LocalCluster) -> None:
         f"  {prefix}rltune nodes",
         "",
         "Ctrl-C stops it and cancels its jobs",
-    )
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    if not gpus:
-        console.print("no GPU was found here; try mock ones: --gpus P100:4", markup=False)
+        *hint,
+    ]
 
 
 def _status_line(cluster: LocalCluster) -> str:

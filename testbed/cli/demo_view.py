@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.messages import GpuView, JobState, JobView
-from testbed.demo import Outcome, Snapshot
+from testbed.cli.text import Column, plain
+from testbed.demo import Failure, Snapshot
 from testbed.report.metrics import Summary
 from testbed.report.records import JobRecord
 from testbed.report.text import ABSENT, duration, percent
@@ -60,8 +61,8 @@ class PlainShow:
 
     wants_progress = False
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
         self._said: dict[int, JobState] = {}
 
     def __enter__(self) -> Self:
@@ -82,37 +83,64 @@ class PlainShow:
                 self._said[job.job_id] = job.state
                 where = f" on {_place(job)}" if job.attempts else ""
                 self._write(
-                    f"{snapshot.elapsed_s:6.1f} s  job {job.job_id:>3}  {job.spec.name:<22} "
+                    f"{snapshot.elapsed_s:6.1f} s  job {job.job_id:>3}  {plain(job.spec.name):<22} "
                     f"{job.spec.gpus} GPU  {job.state}{where}"
                 )
 
-    def _write(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+
+ACCOUNT = (
+    Column("JOBID", right=True),
+    Column("NAME"),
+    Column("STATE"),
+    Column("GPUS", right=True),
+    Column("NODE"),
+    Column("WAIT", right=True),
+    Column("RUN", right=True),
+    Column("JCT", right=True),
+    Column("UTIL", right=True),
+)
 
 
-def print_account(console: Console, outcome: Outcome, summary: Summary) -> None:
-    """Per job wait, run, JCT, GPUs, node and state; then the run as a whole."""
-    table = Table(title="Account", title_justify="left", box=None, pad_edge=False)
-    for head in ("JOB", "NAME", "STATE", "GPUS", "NODE", "WAIT", "RUN", "JCT", "UTIL"):
-        right = head in {"JOB", "GPUS", "WAIT", "RUN", "JCT", "UTIL"}
-        table.add_column(head, justify="right" if right else "left", no_wrap=True)
-    for job in outcome.run.jobs:
-        table.add_row(*_account_row(job))
-    console.print()
-    console.print(table)
-    console.print()
-    for line in _summary_lines(summary):
-        console.print(Text(line))
+def account_rows(jobs: Iterable[JobRecord]) -> list[tuple[str, ...]]:
+    """One row of `ACCOUNT` per job."""
+    return [
+        (
+            str(job.job_id),
+            job.name,
+            str(job.state),
+            str(job.gpus),
+            " ".join(job.nodes) or ABSENT,
+            duration(job.wait_s),
+            duration(job.run_s if job.spans else None),
+            duration(job.jct_s),
+            percent(job.gpu_utilization_pct),
+        )
+        for job in jobs
+    ]
 
 
-def print_failures(console: Console, outcome: Outcome) -> None:
+def summary_lines(summary: Summary) -> list[str]:
+    """The run as a whole."""
+    held_pct = None if summary.held_ratio is None else summary.held_ratio * 100
+    waits = (duration(summary.wait_mean_s), duration(summary.wait_p95_s))
+    jcts = (duration(summary.jct_mean_s), duration(summary.jct_p95_s))
+    return [
+        f"completed         {summary.completed} of {summary.jobs}",
+        f"makespan          {duration(summary.makespan_s)}",
+        f"wait              {waits[0]} mean, {waits[1]} p95",
+        f"JCT               {jcts[0]} mean, {jcts[1]} p95",
+        f"GPU time held     {percent(held_pct)} of {summary.gpus} GPUs over the makespan",
+        f"GPU utilization   {percent(summary.gpu_utilization_pct)} mean over all GPUs",
+    ]
+
+
+def failure_lines(failures: Iterable[Failure]) -> Iterator[str]:
     """Each job that did not complete, with the end of its output."""
-    for failure in outcome.failures:
+    for failure in failures:
         job = failure.job
-        said = job.reason_text or job.reason
-        console.print()
-        console.print(Text(f"job {job.job_id} {job.spec.name}: {job.state} {said}", FAILURE_STYLE))
-        console.print(Text(failure.log_tail.rstrip() or "(no output)"))
+        why = job.reason_text or job.reason
+        yield f"job {job.job_id} {plain(job.spec.name)}: {job.state} {why}"
+        yield from (f"  {plain(line)}" for line in failure.log_tail.splitlines() or ["(no output)"])
 
 
 def _headline(snapshot: Snapshot) -> Text:
@@ -188,30 +216,3 @@ def _job_row(job: JobView, snapshot: Snapshot) -> Iterable[Text | ProgressBar]:
 def _place(job: JobView) -> str:
     ranks = job.attempts[-1].ranks
     return " ".join(f"{rank.node}:{','.join(map(str, rank.gpu_indices))}" for rank in ranks)
-
-
-def _account_row(job: JobRecord) -> Iterable[Text]:
-    style = STATE_STYLES.get(job.state, FAILURE_STYLE)
-    return (
-        Text(str(job.job_id)),
-        Text(job.name),
-        Text(str(job.state), style),
-        Text(str(job.gpus)),
-        Text(" ".join(job.nodes) or ABSENT),
-        Text(duration(job.wait_s)),
-        Text(duration(job.run_s)),
-        Text(duration(job.jct_s)),
-        Text(percent(job.gpu_utilization_pct)),
-    )
-
-
-def _summary_lines(summary: Summary) -> Iterable[str]:
-    held_pct = None if summary.held_ratio is None else summary.held_ratio * 100
-    yield f"completed         {summary.completed} of {summary.jobs}"
-    yield f"makespan          {duration(summary.makespan_s)}"
-    waits = (duration(summary.wait_mean_s), duration(summary.wait_p95_s))
-    jcts = (duration(summary.jct_mean_s), duration(summary.jct_p95_s))
-    yield f"wait              {waits[0]} mean, {waits[1]} p95"
-    yield f"JCT               {jcts[0]} mean, {jcts[1]} p95"
-    yield f"GPU time held     {percent(held_pct)} of {summary.gpus} GPUs over the makespan"
-    yield f"GPU utilization   {percent(summary.gpu_utilization_pct)} mean over all GPUs"
