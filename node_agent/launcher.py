@@ -193,6 +193,8 @@ class Launcher:
     ) -> LogChunk:
         """Part of a rank's output; see `node_agent.logs.read_log`."""
         folder = self._folder(rank)
+        if rank in self._ranks and not folder.path.exists():
+            return LogChunk(b"", max(offset, 0), max(offset, 0), end=False)
         return await asyncio.to_thread(
             read_log, folder, stream, offset, limit_bytes, tail_bytes=tail_bytes
         )

@@ -65,18 +65,22 @@ class Spawner:
         Raises:
             OSError: this node cannot start it; nothing of it runs then.
         """
-        held = self._ports.choose() if order.master_port == 0 else None
+        if order.master_port:
+            return self._spawn(order, folder, order.master_port)
+        held = self._ports.choose()
+        try:
+            return self._spawn(order, folder, held.port)
+        finally:  # long before the job itself can bind it
+            held.release()
+
+    def _spawn(self, order: LaunchOrder, folder: AttemptDir, port: int) -> int:
         tmp_dir = Path(tempfile.mkdtemp(prefix=f"{TMP_PREFIX}{order.rank}-", dir=self._tmp_base()))
         try:
-            port = order.master_port if held is None else held.port
             folder.write_order(order, self._document(order, folder, tmp_dir, port))
             return self._start_supervisor(folder)
         except OSError:
             shutil.rmtree(tmp_dir)
             raise
-        finally:
-            if held is not None:
-                held.release()
 
     def _tmp_base(self) -> str:
         """Where job's TMPDIRs are made: not in the attempt's folder, whose path is too long.
