@@ -4,7 +4,6 @@ One JSON request a line on stdin, one JSON answer a line on stdout, in order:
 
     {"id": 1, "op": "scan"}                          -> {"id": 1, "scan": {...}}
     {"id": 2, "op": "processes", "uuids": ["GPU-"]}  -> {"id": 2, "processes": {...}}
-    {"id": 3, "op": "quit"}                          -> ends
 
 Id 0 is the greeting that says that requests are read. The process ends with its stdin, also when
 NVML hangs: its parent is gone then.
@@ -90,8 +89,12 @@ def _read_requests(
     requests: queue.SimpleQueue[dict[str, Any] | None], is_over: threading.Event
 ) -> None:
     """Feeds the queue; ends the process when stdin has ended and NVML does not come back."""
-    for line in sys.stdin.buffer:
-        requests.put(json.loads(line))
+    rest = b""
+    # Not sys.stdin: its lock, held by a waiting thread, aborts the interpreter's exit.
+    while chunk := os.read(0, 65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            requests.put(json.loads(line))
     requests.put(None)
     if not is_over.wait(_ORPHAN_GRACE_S):
         os._exit(1)
@@ -112,7 +115,7 @@ def _serve(
     }
     while True:
         request = requests.get()
-        if request is None or request["op"] == "quit":
+        if request is None:
             return
         _send(answers, {"id": request["id"], **operations[request["op"]](request)})
         if _driver_text() != driver:
