@@ -1,0 +1,100 @@
+"""`rltune up` and `rltune demo` as a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+RLTUNE = str(Path(sys.executable).with_name("rltune"))
+
+
+def rltune(*args, timeout_s=110, **options):
+    return subprocess.run(
+        [RLTUNE, *args], capture_output=True, text=True, timeout=timeout_s, check=False, **options
+    )
+
+
+@pytest.fixture
+def up(request):
+    """A running `rltune up --json`; ended by the test, or killed with what it started."""
+    process = subprocess.Popen(
+        [RLTUNE, "up", "--json", "--port", "0", *request.param],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("up", [("--nodes", "2", "--gpus", "P100:4")], indirect=True)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_up_tells_where_it_is_and_stops_cleanly(up, signum):
+    ready = json.loads(up.stdout.readline())
+    assert [node["name"] for node in ready["nodes"]] == ["node-1", "node-2"]
+    assert [len(node["gpus"]) for node in ready["nodes"]] == [4, 4]
+    pids = [ready["controller"]["pid"], *(node["pid"] for node in ready["nodes"])]
+    environ = {"RLTUNE_CONTROLLER": ready["address"], "HOME": "/", "PATH": "/usr/bin:/bin"}
+    submitted = rltune("submit", "--json", "--gpus", "2", "--", "sleep", "600", env=environ)
+    assert submitted.returncode == 0, submitted.stderr
+    up.send_signal(signum)
+    rest, said = up.communicate(timeout=60)
+    assert up.returncode == 0, said
+    assert rest == ""
+    assert "cancelled jobs: 1" in said
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--gpus", "P100"], "P100"),
+        (["--gpus", "P100:0"], "P100:0"),
+        (["--gpus", "P100:4,"], "--gpus"),
+        (["--gpus", "4"], "--gpus"),
+        (["--gpus", "NOSUCH:4"], "NOSUCH"),
+        (["--nodes", "2"], "--nodes"),
+        (["--gpus", "P100:1", "--policy", "nosuch"], "nosuch"),
+        (["--gpus", "P100:1", "--state-dir", "/dev/null/state"], "/dev/null/state"),
+    ],
+)
+def test_up_refuses_what_cannot_be(args, said):
+    ended = rltune("up", "--json", "--port", "0", *args)
+    assert ended.returncode == 2
+    assert said in json.loads(ended.stdout)["error"]["message"]
+
+
+def test_up_refuses_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = rltune("up", "--gpus", "P100:1", "--port", port)
+    assert ended.returncode == 2
+    assert f"127.0.0.1:{port}" in ended.stderr
+    assert "--port 0" in ended.stderr
+
+
+def test_demo_trains_to_the_end_and_leaves_a_report(tmp_path):
+    report = tmp_path / "new folder" / "report.html"
+    ended = rltune("demo", "--jobs", "2", "--json", "--report", str(report))
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert [job["state"] for job in told["jobs"]] == ["COMPLETED"] * 2
+    assert all(job["jct_s"] >= job["run_s"] > 0 for job in told["jobs"])
+    assert told["summary"]["completed"] == 2
+    assert told["failures"] == []
+    assert "resnet101-b32-dp" in report.read_text()
+    assert "RUNNING on node-" in ended.stderr
+
+
+def test_demo_refuses_a_report_that_cannot_be_written():
+    ended = rltune("demo", "--report", "/dev/null/report.html")
+    assert ended.returncode == 2
+    assert "/dev/null/report.html" in ended.stderr
