@@ -143,8 +143,12 @@ class WaitNote:
     """Free GPUs of acceptable types on all nodes that accept work."""
     short_of: str = ""
     """`gpus`, `cpus` or `memory`: what the best node lacks."""
+    best_node_free_cpus: int = 0
+    best_node_free_memory_bytes: int = 0
+    nodes_with_room: int = 0
+    """Nodes of one GPU type on which one rank would fit now, for jobs over several nodes."""
     ahead: int = 0
-    """Waiting jobs before it in the order."""
+    """Jobs before it in this cycle's order, those that start included."""
     until_s: float | None = None
     """End of a back-off, or the earliest time a running job's limit frees enough."""
     detail: str = ""

@@ -1,0 +1,124 @@
+"""One scheduling cycle: a pure function from queue and cluster to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.allocator.verify import verify
+from controller.scheduler.feasibility import never_fits
+from controller.scheduler.notes import Diagnosis
+from controller.scheduler.prioritizer.protocol import Prioritizer
+from controller.scheduler.shape import JobShape, ShapeIndex
+from controller.scheduler.types import (
+    ClusterView,
+    Decision,
+    RankedJob,
+    Start,
+    WaitingJob,
+    WaitNote,
+    WaitReason,
+)
+
+DEFAULT_WINDOW = 128
+"""Jobs that one cycle tries to place (the window of the RLTune paper)."""
+
+
+def decide(
+    queue: Sequence[WaitingJob],
+    cluster: ClusterView,
+    now_s: float,
+    *,
+    prioritizer: Prioritizer,
+    allocator: Allocator,
+    window: int = DEFAULT_WINDOW,
+) -> Decision:
+    """Decides which waiting jobs start now, where, and why the others wait.
+
+    Jobs in the pause after a failed launch and jobs that no known node could ever hold are left
+    out of the order, so that they take no place in the window.
+
+    Raises:
+        InvalidPlacement: the allocator broke a rule (a defect; nothing must be started).
+    """
+    waits: dict[int, WaitNote] = {}
+    contenders = _without_never_fitting(_without_paused(queue, now_s, waits), cluster, waits)
+    order = prioritizer.rank(contenders, cluster, now_s)
+    ranked = order[:window]
+    placement = allocator.place(ranked, cluster, now_s)
+    verify(placement.starts, ranked, cluster)
+    waits.update(_explain_window(ranked, placement.starts, cluster, now_s))
+    for ahead, entry in enumerate(order[window:], start=window):
+        waits[entry.job.job_id] = WaitNote(
+            WaitReason.NOT_CONSIDERED,
+            gpus_needed=entry.job.spec.gpus_per_node,
+            nodes_needed=entry.job.spec.nodes,
+            ahead=ahead,
+        )
+    return Decision(
+        starts=placement.starts,
+        waits=waits,
+        ranking=ranked,
+        policy=prioritizer.name,
+        allocator=allocator.name,
+        objective=placement.objective,
+        cut_short=placement.cut_short,
+        fallback=placement.fallback,
+        wake_at_s=min(
+            (job.not_before_s for job in queue if job.not_before_s > now_s), default=None
+        ),
+    )
+
+
+def _without_paused(
+    queue: Sequence[WaitingJob], now_s: float, waits: dict[int, WaitNote]
+) -> list[WaitingJob]:
+    ready = []
+    for job in queue:
+        if job.not_before_s > now_s:
+            waits[job.job_id] = WaitNote(
+                WaitReason.BACKOFF,
+                gpus_needed=job.spec.gpus_per_node,
+                nodes_needed=job.spec.nodes,
+                until_s=job.not_before_s,
+            )
+        else:
+            ready.append(job)
+    return ready
+
+
+def _without_never_fitting(
+    jobs: Sequence[WaitingJob], cluster: ClusterView, waits: dict[int, WaitNote]
+) -> list[WaitingJob]:
+    shapes = ShapeIndex(cluster)
+    known: dict[tuple[JobShape, tuple[str, ...]], str | None] = {}
+    possible = []
+    for job in jobs:
+        key = (shapes.of_spec(job.spec), job.spec.gpu_types)
+        if key not in known:
+            known[key] = never_fits(job.spec, cluster)
+        reason = known[key]
+        if reason is None:
+            possible.append(job)
+        else:
+            waits[job.job_id] = WaitNote(
+                WaitReason.NEVER_FITS,
+                gpus_needed=job.spec.gpus_per_node,
+                nodes_needed=job.spec.nodes,
+                detail=reason,
+            )
+    return possible
+
+
+def _explain_window(
+    ranked: Sequence[RankedJob], starts: Sequence[Start], cluster: ClusterView, now_s: float
+) -> Mapping[int, WaitNote]:
+    started = {start.job_id for start in starts}
+    if len(started) == len(ranked):
+        return {}
+    diagnosis = Diagnosis(cluster, starts, ranked, now_s)
+    return {
+        entry.job.job_id: diagnosis.note(entry.job, ahead)
+        for ahead, entry in enumerate(ranked)
+        if entry.job.job_id not in started
+    }

@@ -1,0 +1,109 @@
+"""Whether any known node could ever hold a job, empty and in service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controller.scheduler.shape import acceptable_types
+from controller.scheduler.types import ClusterView, NodeCapacity
+from protos.messages import JobSpec
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """GPUs of one type on one node; type `` for jobs without GPUs."""
+
+    node: NodeCapacity
+    gpu_type: str
+    gpus: int
+
+
+def never_fits(spec: JobSpec, cluster: ClusterView) -> str | None:
+    """Why no known node could ever hold the job, and how to mend it; None if some could.
+
+    Nodes count whether they are up or not, with all their GPUs, CPUs and memory: this is about
+    what the cluster is, not about its present state. None as well while no node is known.
+    """
+    if not cluster.nodes:
+        return None
+    if spec.gpus == 0:
+        return _too_few(spec, [_Pool(node, "", 0) for node in cluster.nodes])
+    here = sorted({gpu.gpu_type for node in cluster.nodes for gpu in node.gpus})
+    if not here:
+        return "no node has a GPU; ask --gpus 0"
+    choices = acceptable_types(spec.gpu_types, here)
+    if not choices:
+        asked = " or ".join(spec.gpu_types)
+        return f"no node has GPU type {asked}; types here: {', '.join(here)}"
+    pools = [_pools(cluster, choice.gpu_type) for choice in choices]
+    reasons = [_too_few(spec, of_type) for of_type in pools]
+    if None in reasons:
+        return None
+    if spec.gpu_types:
+        return "; ".join(reason for reason in reasons if reason)
+    largest = max(range(len(pools)), key=lambda i: max(pool.gpus for pool in pools[i]))
+    return reasons[largest]
+
+
+def _pools(cluster: ClusterView, gpu_type: str) -> list[_Pool]:
+    counts = [(node, sum(g.gpu_type == gpu_type for g in node.gpus)) for node in cluster.nodes]
+    return [_Pool(node, gpu_type, count) for node, count in counts if count]
+
+
+def _too_few(spec: JobSpec, pools: list[_Pool]) -> str | None:
+    """What the pools of one GPU type lack for the job."""
+    large = [pool for pool in pools if pool.gpus >= spec.gpus_per_node]
+    if not large:
+        return _no_large_node(spec, pools)
+    with_cpus = [pool for pool in large if pool.node.cpus_total >= spec.cpus]
+    if not with_cpus:
+        best = max(large, key=lambda pool: pool.node.cpus_total).node
+        return (
+            f"needs {spec.cpus} CPUs on {_one_node(spec, pools)}; the largest ({best.name}) has "
+            f"{best.cpus_total}; ask --cpus {best.cpus_total} or fewer"
+        )
+    roomy = [pool for pool in with_cpus if pool.node.memory_total_bytes >= spec.memory_bytes]
+    if not roomy:
+        best = max(with_cpus, key=lambda pool: pool.node.memory_total_bytes).node
+        return (
+            f"needs {_gib(spec.memory_bytes)} of memory on {_one_node(spec, pools)}; the largest "
+            f"({best.name}) has {_gib(best.memory_total_bytes)}; ask for less with --mem"
+        )
+    if len(roomy) >= spec.nodes:
+        return None
+    each = _gpus(spec.gpus_per_node, pools[0].gpu_type) if spec.gpus else f"{spec.cpus} CPUs"
+    return (
+        f"needs {spec.nodes} nodes with {each} each; the cluster has {len(roomy)} of that kind; "
+        f"ask --nodes {len(roomy)} or fewer"
+    )
+
+
+def _no_large_node(spec: JobSpec, pools: list[_Pool]) -> str:
+    largest = max(pools, key=lambda pool: pool.gpus)
+    ways = []
+    for nodes in range(spec.nodes + 1, len(pools) + 1):
+        share, odd = divmod(spec.gpus, nodes)
+        if not odd and sum(pool.gpus >= share for pool in pools) >= nodes:
+            ways.append(f"--nodes {nodes}")
+            break
+    ways.append(f"--gpus {largest.gpus * spec.nodes}" if spec.nodes <= len(pools) else "fewer GPUs")
+    return (
+        f"needs {_gpus(spec.gpus_per_node, largest.gpu_type)} on one node; the largest node "
+        f"({largest.node.name}) has {largest.gpus} {largest.gpu_type}; ask {' or '.join(ways)}"
+    )
+
+
+def _one_node(spec: JobSpec, pools: list[_Pool]) -> str:
+    if not spec.gpus:
+        return "one node"
+    return f"one node with {_gpus(spec.gpus_per_node, pools[0].gpu_type)}"
+
+
+def _gpus(count: int, gpu_type: str) -> str:
+    return f"{count} {gpu_type}"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:,.1f} GiB"

@@ -1,0 +1,62 @@
+"""The policies and allocators that a configuration can name."""
+
+from __future__ import annotations
+
+from controller.scheduler.allocator.greedy import GreedyAllocator
+from controller.scheduler.allocator.milp.milp import MilpAllocator
+from controller.scheduler.allocator.milp.solvers import MilpSolver
+from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.prioritizer.heuristics import Fcfs, ShortestJobFirst, SmallestFirst
+from controller.scheduler.prioritizer.multifactor import Multifactor, MultifactorWeights
+from controller.scheduler.prioritizer.protocol import Prioritizer
+
+PRIORITIZERS = ("fcfs", "multifactor", "sjf", "smallest")
+ALLOCATORS = ("greedy", "milp")
+DEFAULT_TIME_LIMIT_S = 0.2
+DEFAULT_JOINT_JOBS = 64
+
+
+def make_prioritizer(name: str, *, weights: MultifactorWeights | None = None) -> Prioritizer:
+    """The policy of that name; `weights` are for `multifactor` (None: its defaults).
+
+    Raises:
+        ValueError: no such policy; the message names those that exist.
+    """
+    match name:
+        case "fcfs":
+            return Fcfs()
+        case "sjf":
+            return ShortestJobFirst()
+        case "smallest":
+            return SmallestFirst()
+        case "multifactor":
+            return Multifactor(weights or MultifactorWeights())
+    raise ValueError(f"no policy is named {name!r}; there are {', '.join(PRIORITIZERS)}")
+
+
+def make_allocator(
+    name: str,
+    *,
+    solver: MilpSolver | None = None,
+    no_solver: str = "no MILP solver is set up",
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    joint_jobs: int = DEFAULT_JOINT_JOBS,
+) -> Allocator:
+    """The allocator of that name.
+
+    Args:
+        name: one of `ALLOCATORS`.
+        solver: for `milp`; without one its decisions fall back to greedy's where a solver is due.
+        no_solver: why there is none, told in `Placement.fallback`.
+        time_limit_s: for `milp`: all solves of one decision together.
+        joint_jobs: for `milp`: how many jobs of the order are placed jointly.
+
+    Raises:
+        ValueError: no such allocator; the message names those that exist.
+    """
+    match name:
+        case "greedy":
+            return GreedyAllocator()
+        case "milp":
+            return MilpAllocator(solver, no_solver, joint_jobs, time_limit_s)
+    raise ValueError(f"no allocator is named {name!r}; there are {', '.join(ALLOCATORS)}")
