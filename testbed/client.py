@@ -332,3 +332,6 @@ class Client:
 
 def _results(answer: pb.JobActionsResponse) -> list[ActionResult]:
     return [from_pb(result, ActionResult) for result in answer.results]
+
+
+__all__ = ["DEFAULT_CONTROLLER", "ActionResult", "Client", "JobRequest", "LogMessage"]

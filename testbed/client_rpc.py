@@ -11,7 +11,8 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from testbed.client_errors import ControllerUnreachable, RltuneError, ServerFailed, from_rpc
+from testbed.client_errors import ControllerUnreachable, RltuneError, ServerFailed
+from testbed.client_status import from_rpc
 
 CALL_TIMEOUT_S = 10.0
 """For one unary call."""

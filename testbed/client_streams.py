@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from protos import rltune_pb2 as pb
 from protos.codec import from_pb
 from protos.messages import ClusterEvent, LogStream
-from testbed.client_errors import RltuneError, unreachable
+from testbed.client_errors import RltuneError
 from testbed.client_rpc import STREAM_PATIENCE_S, Patience, Rpc
+from testbed.client_status import unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def stream_logs(rpc: Rpc, request: pb.StreamLogsRequest) -> Iterator[LogMessage]
         RltuneError: the controller refused, or did not come back in time.
     """
     patience: Patience | None = None
-    seen = _Seen()
+    seen = Seen()
     while True:
         try:
             for message in rpc.stream("StreamLogs", request, pb.LogMessage):
@@ -79,7 +80,7 @@ def stream_logs(rpc: Rpc, request: pb.StreamLogsRequest) -> Iterator[LogMessage]
             return
 
 
-class _Seen:
+class Seen:
     """How far each stream of each rank of each attempt has been handed out."""
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""The rltune command, one module per group of commands."""
+"""The command `rltune`: one module a group of commands, `main` puts them together."""

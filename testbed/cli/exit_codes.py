@@ -1,0 +1,74 @@
+"""The numbers that `rltune` ends with; scripts depend on them (docs/cli.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from protos.messages import JobState, JobView
+from testbed.client_errors import (
+    ControllerUnreachable,
+    InvalidRequest,
+    NodeUnreachable,
+    NotAllowed,
+    NotFound,
+    RltuneError,
+    TryAgain,
+    WaitTimedOut,
+)
+
+SIGTERM = 15
+
+
+class ExitCode(IntEnum):
+    """Ours; a job's own code may be any number."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    NOT_ALLOWED = 5
+    TRY_AGAIN = 75
+    TIMED_OUT = 124
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    """128 + SIGPIPE, as other programs end when `head` has read enough."""
+
+
+_OF_ERRORS: tuple[tuple[type[RltuneError], ExitCode], ...] = (
+    (InvalidRequest, ExitCode.USAGE),
+    (NotFound, ExitCode.NOT_FOUND),
+    (ControllerUnreachable, ExitCode.UNREACHABLE),
+    (NodeUnreachable, ExitCode.UNREACHABLE),
+    (NotAllowed, ExitCode.NOT_ALLOWED),
+    (TryAgain, ExitCode.TRY_AGAIN),
+    (WaitTimedOut, ExitCode.TIMED_OUT),
+)
+
+
+def error_exit_code(error: RltuneError) -> ExitCode:
+    """How a command ends that ran into `error`."""
+    return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAILED)
+
+
+def job_exit_code(job: JobView) -> int:
+    """How `submit --wait`, `wait` and `logs -f` end for one job that has ended.
+
+    Its own exit code, 128 + n after signal n, 124 after its time limit. What has no code of its
+    own: 143 (as SIGTERM gives) for a cancelled job, else 1.
+    """
+    if job.state is JobState.COMPLETED:
+        return ExitCode.OK
+    if job.state is JobState.TIMEOUT:
+        return ExitCode.TIMED_OUT
+    if job.exit is not None and job.exit.signal is not None:
+        return 128 + job.exit.signal
+    if job.exit is not None and job.exit.exit_code:
+        return job.exit.exit_code
+    return 128 + SIGTERM if job.state is JobState.CANCELLED else ExitCode.FAILED
+
+
+def jobs_exit_code(jobs: Iterable[JobView]) -> int:
+    """For several jobs: the highest."""
+    return max((job_exit_code(job) for job in jobs), default=ExitCode.OK)

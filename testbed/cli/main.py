@@ -1,0 +1,152 @@
+"""The command `rltune`: all commands, and the one place where errors become words and numbers."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from testbed.cli import actions, cluster, history, jobs, local, logs, nodes, submit, watch
+from testbed.cli.exit_codes import ExitCode, error_exit_code
+from testbed.cli.json_output import print_json_error
+from testbed.cli.text import paint, plain, tell, use_color
+from testbed.client_errors import InvalidRequest, RltuneError
+
+DEBUG_VARIABLE = "RLTUNE_DEBUG"
+_ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
+"""Newer typers bring a click of their own and export only the leaf of its error tree."""
+
+
+class PipeClosed(Exception):
+    """Whoever read our output has left."""
+
+
+class RltuneGroup(TyperGroup):
+    """The root group: commands in the order of their registration."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a closed pipe is told apart before typer makes code 1 of it."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise PipeClosed from None
+        return result
+
+
+def build_app() -> typer.Typer:
+    """All commands of `rltune`."""
+    app = typer.Typer(
+        cls=RltuneGroup,
+        name="rltune",
+        help="Run training jobs on a shared cluster of GPU machines.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for group in (submit, jobs, logs, actions, watch, nodes, history, cluster, local):
+        group.register(app)
+    return app
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Run training jobs on a shared cluster of GPU machines."""
+    if version:
+        cluster.version()
+        raise typer.Exit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code (docs/cli.md)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    # Before gRPC is loaded: we only ever spawn plain processes, and its own log is not for people.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _write_any_character()
+    as_json = "--json" in (args[: args.index("--")] if "--" in args else args)
+    try:
+        return _run(args)
+    except PipeClosed:
+        _discard_output()
+        return ExitCode.BROKEN_PIPE
+    except RltuneError as error:
+        _tell_error(error, as_json=as_json)
+        return error_exit_code(error)
+    except Exception as error:  # noqa: BLE001 - the last handler: a fault of ours, told as one
+        if os.environ.get(DEBUG_VARIABLE) == "1":
+            traceback.print_exc()
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
+        fault = RltuneError(
+            f"a fault of rltune itself: {text}", f"{DEBUG_VARIABLE}=1 shows where", code="internal"
+        )
+        _tell_error(fault, as_json=as_json)
+        return ExitCode.FAILED
+
+
+def _run(args: list[str]) -> int:
+    command = typer.main.get_command(build_app())
+    try:
+        code = command.main(args=args, prog_name="rltune", standalone_mode=False)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except typer.Abort:
+        tell("stopped")
+        return ExitCode.INTERRUPTED
+    except _ClickException as error:
+        raise _usage_error(error) from None
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _usage_error(error: Any) -> RltuneError:
+    """A wrong command line, in the words of the parser."""
+    ctx = getattr(error, "ctx", None)
+    path = "rltune" if ctx is None else ctx.command_path
+    return InvalidRequest(error.format_message(), f"see `{path} --help`", code="usage")
+
+
+def _tell_error(error: RltuneError, *, as_json: bool) -> None:
+    try:
+        if as_json:
+            print_json_error(error)
+        else:
+            _tell_person(error)
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _tell_person(error: RltuneError) -> None:
+    color = "red" if use_color(sys.stderr) else None
+    tell(f"{paint('error:', color)} {_several_lines(error.message)}")
+    if error.hint:
+        tell(f"hint: {_several_lines(error.hint)}")
+
+
+def _several_lines(text: str) -> str:
+    return "\n".join(plain(line) for line in text.splitlines())
+
+
+def _write_any_character() -> None:
+    """Never fail for a character that the terminal's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Point standard output nowhere, so that the flush at exit does not fail again."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

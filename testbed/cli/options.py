@@ -1,0 +1,148 @@
+"""Options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from protos.messages import JobState, JobView
+from testbed.client_errors import InvalidRequest, NotFound
+from testbed.settings import Settings, load_settings
+from testbed.values import InvalidValue, Selector, SelectorKind, parse_selector
+
+if TYPE_CHECKING:
+    from testbed.client import Client
+
+T = TypeVar("T")
+
+_SHORT_STATES = {
+    "PD": JobState.PENDING,
+    "HD": JobState.HELD,
+    "ST": JobState.STARTING,
+    "R": JobState.RUNNING,
+    "CD": JobState.COMPLETED,
+    "F": JobState.FAILED,
+    "OOM": JobState.OUT_OF_MEMORY,
+    "TO": JobState.TIMEOUT,
+    "CA": JobState.CANCELLED,
+    "NF": JobState.NODE_FAIL,
+}
+UNFINISHED = tuple(state for state in JobState if not state.is_final)
+
+
+def settings_of(controller: str | None) -> Settings:
+    """The settings of this call; `controller` is the flag's value."""
+    flags = {} if controller is None else {"client.controller": controller}
+    return load_settings(os.environ, flags)
+
+
+def connect(controller: str | None) -> Client:
+    """A client for the controller that the settings name; `controller` is the flag's value."""
+    from testbed.client import Client  # noqa: PLC0415 - loads gRPC, --help does without
+
+    return Client(settings_of(controller).controller)
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ControllerFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--controller",
+        metavar="HOST:PORT",
+        help="Address of the controller.  [env: RLTUNE_CONTROLLER]",
+    ),
+]
+JobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOBS...", help="12, 1,3,5-8, last, all or @name.")
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="12, last or @name.")]
+UserFlag = Annotated[
+    str | None, typer.Option("--user", "-u", help="Whose jobs `last`, `all` and @name mean.")
+]
+
+
+def read(option: str, parse: Callable[[str], T], text: str) -> T:
+    """What an option's text means.
+
+    Raises:
+        InvalidRequest: `parse` refuses it; the message names the option.
+    """
+    try:
+        return parse(text)
+    except InvalidValue as error:
+        raise InvalidRequest(f"{option}: {error.problem}", error.hint, field=option) from None
+
+
+def read_states(texts: Sequence[str]) -> tuple[JobState, ...]:
+    """Job states from `--state`: words or Slurm's short ones, with commas.
+
+    Raises:
+        InvalidRequest: there is no such state.
+    """
+    states = []
+    for word in ",".join(texts).upper().split(","):
+        state = _SHORT_STATES.get(word) or JobState.__members__.get(word.strip())
+        if state is None:
+            known = ", ".join(JobState)
+            raise InvalidRequest(f"--state: there is no state {word!r}", f"known are {known}")
+        states.append(state)
+    return tuple(states)
+
+
+def select_jobs(
+    client: Client,
+    texts: Iterable[str],
+    *,
+    user: str | None = None,
+    states: Sequence[JobState] = UNFINISHED,
+) -> list[int]:
+    """The numbers of the jobs that selectors name, each once.
+
+    `all` and `@name` mean the jobs of `user` (by default: who calls) in one of `states`.
+
+    Raises:
+        InvalidRequest: a selector cannot be meant.
+        NotFound: `last` or `@name` names none.
+    """
+    found: dict[int, None] = {}
+    for text in texts:
+        selector = read("JOBS", parse_selector, text)
+        found.update(dict.fromkeys(_select(client, selector, user or client.user, states)))
+    return list(found)
+
+
+def _select(client: Client, selector: Selector, user: str, states: Sequence[JobState]) -> list[int]:
+    match selector.kind:
+        case SelectorKind.IDS:
+            return list(selector.ids)
+        case SelectorKind.ALL:
+            return _ids(client.jobs(user=user, states=states))
+        case SelectorKind.LAST:
+            jobs = client.jobs(user=user, limit=1)
+            what = f"user {user} has no jobs"
+        case SelectorKind.NAME:
+            jobs = client.jobs(user=user, name=selector.name, states=states)
+            what = f"user {user} has no such job named {selector.name!r}"
+    if not jobs:
+        raise NotFound(what, "`rltune jobs --all` lists those there are")
+    return _ids(jobs)
+
+
+def _ids(jobs: Iterable[JobView]) -> list[int]:
+    return sorted(job.job_id for job in jobs)
+
+
+def select_job(client: Client, text: str) -> int:
+    """The number of the one job that a selector names; the newest of a name.
+
+    Raises:
+        InvalidRequest: the selector names several, or cannot be meant.
+        NotFound: it names none.
+    """
+    selector = read("JOB", parse_selector, text)
+    if selector.kind is SelectorKind.ALL or len(selector.ids) > 1:
+        raise InvalidRequest(f"{text!r} names several jobs", "name one: 12, last or @name")
+    return _select(client, selector, client.user, ())[-1]

@@ -1,0 +1,285 @@
+"""`rltune submit`: a workload by name, any command after `--`, or a job file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from protos.messages import JobSpec, OnNodeFail
+from testbed.cli.actions import wait_and_tell
+from testbed.cli.exit_codes import jobs_exit_code
+from testbed.cli.json_output import print_json
+from testbed.cli.options import ControllerFlag, JsonFlag, connect, read, settings_of
+from testbed.cli.secrets_hidden import secret_looking_argument
+from testbed.cli.text import plain, say, say_lines, tell
+from testbed.client_errors import InvalidRequest
+from testbed.job_request import JobRequest, os_user
+from testbed.settings import is_local
+from testbed.values import (
+    parse_duration,
+    parse_finite_duration,
+    parse_gpu_types,
+    parse_gpus,
+    parse_size,
+)
+from workloads import catalogue
+
+T = TypeVar("T")
+
+AFTER_DASHES = "rltune.after_dashes"
+MAX_COUNT = 100_000
+
+
+class SubmitCommand(TyperCommand):
+    """Tells `submit WORKLOAD` from `submit -- COMMAND`: the parser itself drops the dashes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and note whether the words came after `--`."""
+        given = list(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        words = ctx.params.get("words") or ()
+        before = given[len(given) - len(words) - 1 :][:1]
+        ctx.meta[AFTER_DASHES] = bool(words) and before == ["--"]
+        return rest
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command("submit", cls=SubmitCommand, context_settings={"allow_interspersed_args": False})(
+        submit
+    )
+
+
+def _complete_workload(incomplete: str) -> list[str]:
+    return [name for name in catalogue.names() if name.startswith(incomplete)]
+
+
+def submit(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORKLOAD [ITS OPTIONS] | -- COMMAND [ARGS]",
+            help="A workload by name, e.g. resnet50, or any command after --.",
+            autocompletion=_complete_workload,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Job file (.yaml, .toml); flags win.")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", "-G", metavar="N|TYPE:N", help="GPUs in all.")
+    ] = None,
+    gpu_type: Annotated[
+        list[str] | None,
+        typer.Option("--gpu-type", metavar="TYPE[,TYPE]", help="Types that will do, best first."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes (default 1).")] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option("--cpus", "-c", help="CPU cores on each node (default: as many as GPUs)."),
+    ] = None,
+    mem: Annotated[
+        str | None, typer.Option("--mem", metavar="SIZE", help="Memory on each node, e.g. 32G.")
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", "-t", metavar="DURATION", help="Time limit, e.g. 90m or 2h30m."),
+    ] = None,
+    estimate: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Your guess of the run time; helps the scheduler."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", "-J", help="Name of the job.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="K=V|K", help="A variable; K alone: as it is here."),
+    ] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", help="Folder on the node (default: this one).")
+    ] = None,
+    requeue: Annotated[
+        bool | None,
+        typer.Option("--requeue/--no-requeue", help="Run again elsewhere if the node is lost."),
+    ] = None,
+    on_node_fail: Annotated[
+        str | None,
+        typer.Option(metavar="requeue|wait|fail", help="If the node is lost (default requeue)."),
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher starts earlier.")] = None,
+    qos: Annotated[str | None, typer.Option(metavar="low|normal|high", help="Quality.")] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Submit as HELD.")] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL (default 30s)."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit with the job's own code.")
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=MAX_COUNT, help="So many equal jobs, all or none.")
+    ] = None,
+    allow_infeasible: Annotated[
+        bool, typer.Option("--allow-infeasible", help="Queue it even if no node could hold it.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--parsable", "-q", help="Print only the job's number.")
+    ] = False,
+    json: JsonFlag = False,
+    controller: ControllerFlag = None,
+) -> None:
+    """Queue a job: a workload by name, any command after `--`, or a job file.
+
+    Options of submit stand before the workload's name, its own options behind it.
+    """
+    flags = JobRequest(
+        **_program(words or [], after_dashes=ctx.meta[AFTER_DASHES]),
+        **_gpus(gpus, gpu_type),
+        name=name,
+        cwd=None if cwd is None else str(Path(cwd).absolute()),
+        env=_env(env or [], os.environ),
+        nodes=nodes,
+        cpus=cpus,
+        memory_bytes=_optional("--mem", parse_size, mem),
+        time_limit_s=_optional("--time", parse_duration, time),
+        time_estimate_s=_optional("--estimate", parse_finite_duration, estimate),
+        grace_s=_optional("--grace", parse_finite_duration, grace),
+        priority=priority,
+        qos=qos,
+        hold=True if hold else None,
+        on_node_fail=_on_node_fail(requeue, on_node_fail),
+    )
+    request, file_count = _with_file(flags, file)
+    settings = settings_of(controller)
+    spec = request.to_spec(user=os_user())
+    _check_here(spec, is_local(settings.controller))
+    talk = _Talk(json=json, quiet=quiet)
+    with connect(controller) as client:
+        specs = [spec] * (count or file_count)
+        job_ids = client.submit_many(specs, allow_infeasible=allow_infeasible)
+        talk.queued(job_ids, wait=wait)
+        if not wait:
+            return
+        ended = wait_and_tell(client, job_ids, timeout_s=None, tell_end=talk.ended)
+    if json:
+        print_json({"job_ids": job_ids, "jobs": ended})
+    raise typer.Exit(jobs_exit_code(ended))
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """What is said on the way, and where."""
+
+    json: bool
+    quiet: bool
+
+    def queued(self, job_ids: Sequence[int], *, wait: bool) -> None:
+        """The jobs have their numbers."""
+        if self.json:
+            if not wait:
+                print_json({"job_ids": job_ids})
+                return
+            tell(_submitted(job_ids))
+        elif self.quiet:
+            say_lines(str(job_id) for job_id in job_ids)
+        else:
+            say(_submitted(job_ids))
+        sys.stdout.flush()
+
+    def ended(self, line: str) -> None:
+        """A job has ended."""
+        if not self.json and not self.quiet:
+            say(line)
+            sys.stdout.flush()
+
+
+def _submitted(job_ids: Sequence[int]) -> str:
+    if len(job_ids) == 1:
+        return f"submitted job {job_ids[0]}"
+    if job_ids[-1] - job_ids[0] == len(job_ids) - 1:
+        return f"submitted {len(job_ids)} jobs {job_ids[0]}-{job_ids[-1]}"
+    return f"submitted {len(job_ids)} jobs {','.join(str(job_id) for job_id in job_ids)}"
+
+
+def _with_file(flags: JobRequest, file: Path | None) -> tuple[JobRequest, int]:
+    """Flags over what the job file says, and how many jobs it asks for."""
+    if file is None:
+        return flags, 1
+    from testbed.jobfile import load_job_file  # noqa: PLC0415 - loads pydantic
+
+    said = load_job_file(file)
+    return said.request.overridden_by(flags), said.count
+
+
+def _program(words: Sequence[str], *, after_dashes: bool) -> dict[str, Any]:
+    if not words:
+        return {}
+    if after_dashes:
+        return {"argv": tuple(words)}
+    options = words[2:] if words[1:2] == ["--"] else words[1:]
+    return {"workload": words[0], "workload_options": tuple(options)}
+
+
+def _gpus(gpus: str | None, gpu_type: Sequence[str] | None) -> dict[str, Any]:
+    request = _optional("--gpus", parse_gpus, gpus)
+    types = _optional("--gpu-type", parse_gpu_types, ",".join(gpu_type) if gpu_type else None)
+    if request is not None and request.types:
+        if types not in {None, request.types}:
+            raise InvalidRequest(
+                f"--gpus {gpus} and --gpu-type say different types", "give the types once"
+            )
+        types = request.types
+    return {"gpus": None if request is None else request.count, "gpu_types": types}
+
+
+def _env(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    env = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if name not in environ:
+                raise InvalidRequest(
+                    f"--env {name}: it is not set here", f"write --env {name}=VALUE"
+                )
+            value = environ[name]
+        env[name] = value
+    return env
+
+
+def _on_node_fail(requeue: bool | None, text: str | None) -> OnNodeFail | None:
+    said = None
+    if text is not None:
+        said = OnNodeFail.__members__.get(text.upper())
+        if said is None:
+            raise InvalidRequest(f"--on-node-fail: {text!r} is not known", "requeue, wait or fail")
+    if requeue is None:
+        return said
+    meant = OnNodeFail.REQUEUE if requeue else OnNodeFail.FAIL
+    if said not in {None, meant}:
+        raise InvalidRequest("--requeue and --on-node-fail contradict each other", "give one")
+    return meant
+
+
+def _optional(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    return None if text is None else read(option, parse, text)
+
+
+def _check_here(spec: JobSpec, local: bool) -> None:
+    """What only this side can know: the folder here, and a secret that others could read."""
+    if local and not Path(spec.cwd).is_dir():
+        raise InvalidRequest(
+            f"--cwd: there is no folder {spec.cwd!r}", "make it, or name another", field="--cwd"
+        )
+    secret = secret_looking_argument(spec.argv)
+    if secret is not None:
+        tell(
+            f"warning: {plain(secret)} looks like a secret; everybody on the node can read a "
+            "command's arguments: hand it over in a file or by --env"
+        )
