@@ -89,6 +89,8 @@ class Attempt:
     """Port of rank 0 for the rendezvous; 0 for an attempt on one node."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """What the allocator weighed when it chose the place."""
+    why: tuple[str, ...] = ()
+    """The same in sentences, as they were true at that moment."""
     gpu_utilization_mean_pct: float | None = None
     gpu_memory_peak_bytes: int | None = None
     """The most memory in use on any one of its GPUs."""

@@ -40,6 +40,8 @@ class JobPlaced:
     at_s: float
     master_port: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
+    why: tuple[str, ...] = ()
+    """Sentences on why it went there."""
 
 
 @dataclass(frozen=True, slots=True)

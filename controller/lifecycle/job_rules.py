@@ -63,6 +63,7 @@ def job_placed(draft: Draft, event: JobPlaced) -> None:
         created_at_s=event.at_s,
         master_port=event.master_port,
         terms=event.terms,
+        why=event.why,
     )
     starting = replace(
         jobs.move(job, JobState.STARTING),

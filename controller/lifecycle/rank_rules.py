@@ -37,12 +37,12 @@ def rank_reported(draft: Draft, event: RankReported) -> None:
     """A rank is as far as its agent says; a report that is not news changes nothing."""
     report, at_s = event.report, event.at_s
     rank_id = report.rank
+    if report.phase is RankPhase.RELEASED:
+        _note_dirty(draft, event)
     attempt = attempt_of(draft, event.node, rank_id)
     if attempt is None:
         _stop_unknown(draft, event)
         return
-    if report.phase is RankPhase.RELEASED:
-        _note_dirty(draft, event)
     before = attempt.ranks[rank_id.node_rank]
     if PHASE_ORDER[report.phase] <= PHASE_ORDER[before.phase]:
         _repeat_stop(draft, attempt, rank_id.node_rank)

@@ -20,9 +20,9 @@ ON CONFLICT (job_id) DO UPDATE SET
 UPSERT_ATTEMPT = """
 INSERT INTO attempts (
     job_id, attempt, state, created_at_s, started_at_s, ended_at_s, stop_reason, fenced,
-    node_failure, exit, exit_node_rank, master_port, terms, gpu_utilization_mean_pct,
-    gpu_memory_peak_bytes, gpu_sampled_s
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    node_failure, exit, exit_node_rank, master_port, terms, why,
+    gpu_utilization_mean_pct, gpu_memory_peak_bytes, gpu_sampled_s
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (job_id, attempt) DO UPDATE SET
     state = excluded.state, started_at_s = excluded.started_at_s,
     ended_at_s = excluded.ended_at_s, stop_reason = excluded.stop_reason,
@@ -123,6 +123,11 @@ WHERE event_id > :after
   AND (:job_ids IS NULL OR job_id IN (SELECT value FROM json_each(:job_ids)))
   AND (:node IS NULL OR node = :node)
 ORDER BY event_id LIMIT :limit
+"""
+
+LAST_EVENTS = """
+SELECT * FROM events WHERE job_id IN (SELECT value FROM json_each(?))
+ORDER BY event_id DESC LIMIT ?
 """
 
 # GPU-seconds that attempts of a user took; those still running are counted elsewhere.

@@ -81,7 +81,8 @@ def attempt_values(attempt: Attempt) -> _Values:
         attempt.job_id, attempt.number, attempt.state, attempt.created_at_s, attempt.started_at_s,
         attempt.ended_at_s, attempt.stop_reason, int(attempt.fenced), attempt.node_failure,
         _text(attempt.exit), attempt.exit_node_rank, attempt.master_port, dumps(attempt.terms),
-        attempt.gpu_utilization_mean_pct, attempt.gpu_memory_peak_bytes, attempt.gpu_sampled_s,
+        dumps(attempt.why), attempt.gpu_utilization_mean_pct, attempt.gpu_memory_peak_bytes,
+        attempt.gpu_sampled_s,
     )  # fmt: skip
 
 
@@ -146,6 +147,7 @@ def _attempt_of(row: sqlite3.Row, ranks: Sequence[Rank]) -> Attempt:
         exit_node_rank=row["exit_node_rank"],
         master_port=row["master_port"],
         terms=loads(dict[str, float], row["terms"]),
+        why=loads(tuple[str, ...], row["why"]),
         gpu_utilization_mean_pct=row["gpu_utilization_mean_pct"],
         gpu_memory_peak_bytes=row["gpu_memory_peak_bytes"],
         gpu_sampled_s=row["gpu_sampled_s"],

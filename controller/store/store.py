@@ -222,6 +222,13 @@ class Store:
                 rows.event_of(row) for row in self._connection.execute(queries.EVENTS_AFTER, values)
             ]
 
+    def last_events(self, job_ids: frozenset[int], count: int) -> list[ClusterEvent]:
+        """The last events of some jobs, oldest first."""
+        with self._errors():
+            values = (json.dumps(sorted(job_ids)), count)
+            found = self._connection.execute(queries.LAST_EVENTS, values).fetchall()
+            return [rows.event_of(row) for row in reversed(found)]
+
     def ended_usage(self, since_s: float) -> list[EndedUsage]:
         """GPU-seconds of all attempts that ended after a time."""
         with self._errors():

@@ -52,6 +52,7 @@ CREATE TABLE attempts (
     exit_node_rank  INTEGER,
     master_port     INTEGER NOT NULL,
     terms           TEXT NOT NULL CHECK (json_valid(terms)),
+    why             TEXT NOT NULL CHECK (json_valid(why)),
     gpu_utilization_mean_pct REAL,
     gpu_memory_peak_bytes    INTEGER,
     gpu_sampled_s   REAL NOT NULL,
