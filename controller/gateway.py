@@ -10,9 +10,10 @@ from typing import Any
 
 import grpc
 
-from controller.dispatch import Dispatch
+from controller.dispatch import Dispatch, OrderQueue
 from controller.errors import Refused
 from controller.service import Service
+from controller.store.errors import StoreUnavailable
 from protos import rltune_pb2, rltune_pb2_grpc
 from protos.codec import InvalidMessage, check_node_name, enum_to_pb, from_pb, to_pb
 from protos.messages import (
@@ -62,7 +63,8 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
         self._sessions: dict[str, _Session] = {}
         self._request_ids = itertools.count(1)
 
-    async def AgentSession(self, request_iterator: Any, context: Context) -> None:
+    # The read/write form of a stream returns None; the stubs know only the generator form.
+    async def AgentSession(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         """Serve one agent until its stream ends or another session of it takes over."""
         hello = await _read_hello(context)
         address = hello.advertise_address or _peer_address(context.peer())
@@ -71,29 +73,47 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
         except Refused as refusal:
             log.warning("refused node %s at %s: %s", hello.node_name, address, refusal)
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(refusal))
+        except StoreUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        session = self._replace_session(hello)
+        log.info("node %s joined from %s", session.node, address)
+        try:
+            await context.write(
+                rltune_pb2.ControllerMessage(welcome=to_pb(welcome, rltune_pb2.Welcome))
+            )
+            await self._serve(session, context)
+        finally:
+            self._forget(session)
+            await asyncio.shield(self._service.agent_gone(session.node, session.instance_id))
+
+    def _replace_session(self, hello: Hello) -> _Session:
         session = _Session(hello.node_name, hello.instance_id)
         older = self._sessions.get(session.node)
         if older is not None:
             older.replaced.set()
         self._sessions[session.node] = session
-        log.info("node %s joined from %s", session.node, address)
-        await context.write(
-            rltune_pb2.ControllerMessage(welcome=to_pb(welcome, rltune_pb2.Welcome))
-        )
+        return session
+
+    async def _serve(self, session: _Session, context: Context) -> None:
+        """Both directions, until the agent's side ends or another session takes over."""
+        orders = self._dispatch.queue(session.node)
         try:
             async with asyncio.TaskGroup() as tasks:
-                side = (
-                    tasks.create_task(self._pump_orders(session)),
-                    tasks.create_task(_write(session, context)),
-                )
                 reader = tasks.create_task(self._read(session, context, tasks))
-                replaced = tasks.create_task(session.replaced.wait())
-                await asyncio.wait({reader, replaced}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (*side, reader, replaced):
+                others = (
+                    tasks.create_task(_pump_orders(orders, session.outgoing)),
+                    tasks.create_task(_write(session, context)),
+                    tasks.create_task(session.replaced.wait()),
+                )
+                await asyncio.wait({reader, others[-1]}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (reader, *others):
                     task.cancel()
-        finally:
-            self._forget(session)
-            await asyncio.shield(self._service.agent_gone(session.node, session.instance_id))
+        except* Refused as group:
+            log.warning("ending the session of node %s: %s", session.node, group.exceptions[0])
+            await context.abort(grpc.StatusCode.ABORTED, str(group.exceptions[0]))
+        except* InvalidMessage as group:
+            log.error("node %s sent what is invalid: %s", session.node, group.exceptions[0])
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(group.exceptions[0]))
 
     async def fetch_log(
         self,
@@ -139,18 +159,6 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
             if not answer.done():
                 answer.set_exception(NodeUnreachable(f"node {session.node} disconnected"))
 
-    async def _pump_orders(self, session: _Session) -> None:
-        orders = self._dispatch.queue(session.node)
-        while True:
-            match await orders.get():
-                case LaunchOrder() as launch:
-                    body = rltune_pb2.ControllerMessage(
-                        launch=to_pb(launch, rltune_pb2.LaunchOrder)
-                    )
-                case StopOrder() as stop:
-                    body = rltune_pb2.ControllerMessage(stop=to_pb(stop, rltune_pb2.StopOrder))
-            session.outgoing.put_nowait(body)
-
     async def _read(self, session: _Session, context: Context, tasks: asyncio.TaskGroup) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             match message.WhichOneof("body"):
@@ -176,12 +184,26 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
 
     async def _record(self, session: _Session, report: RankReport) -> None:
         """Record a report; only then acknowledge it. Not recorded: the agent sends it again."""
-        await self._service.rank_report(session.node, report)
+        try:
+            await self._service.rank_report(session.node, report)
+        except StoreUnavailable as error:
+            log.error("report %s of node %s is not stored: %s", report.rank, session.node, error)
+            return
         ack = rltune_pb2.RankAck(
             rank=to_pb(report.rank, rltune_pb2.RankId),
             phase=rltune_pb2.RankPhase.ValueType(enum_to_pb(report.phase)),
         )
         session.outgoing.put_nowait(rltune_pb2.ControllerMessage(ack=ack))
+
+
+async def _pump_orders(orders: OrderQueue, outgoing: Outgoing) -> None:
+    while True:
+        match await orders.get():
+            case LaunchOrder() as launch:
+                body = rltune_pb2.ControllerMessage(launch=to_pb(launch, rltune_pb2.LaunchOrder))
+            case StopOrder() as stop:
+                body = rltune_pb2.ControllerMessage(stop=to_pb(stop, rltune_pb2.StopOrder))
+        outgoing.put_nowait(body)
 
 
 async def _write(session: _Session, context: Context) -> None:
