@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from controller.scheduler.allocator.milp.network import SKIP, Network
 
@@ -32,11 +33,10 @@ def to_integers(values: Sequence[float]) -> list[int]:
     Raises:
         UnusableAnswer: a value is not near an integer, or is negative.
     """
-    rounded = [round(value) for value in values]
-    for value, integer in zip(values, rounded, strict=True):
-        if abs(value - integer) > INTEGRALITY or integer < 0:
+    for value in values:
+        if not isfinite(value) or abs(value - round(value)) > INTEGRALITY or round(value) < 0:
             raise UnusableAnswer(f"the solver answered {value} where a count is due")
-    return rounded
+    return [round(value) for value in values]
 
 
 def expand(network: Network, flows: Sequence[int], starting: Collection[int]) -> dict[int, Place]:
