@@ -293,7 +293,7 @@ def test_drain_lets_jobs_finish_and_takes_no_new_ones(
     [
         ({"gpus": 999}, ["999", "4"]),
         ({"gpus": 1, "gpu_types": ("H100",)}, ["H100", "P100"]),
-        ({"gpus": 5}, ["5", "--nodes"]),
+        ({"gpus": 8}, ["8", "--nodes 2"]),
         ({"memory_bytes": 1 << 49}, ["memory"]),
         ({"cpus": 60_000}, ["CPU"]),
     ],
