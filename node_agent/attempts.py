@@ -244,6 +244,12 @@ class AttemptDir:
         temporary.replace(self.path / name)
 
 
+def attempt_dirs(attempts_dir: Path) -> list[AttemptDir]:
+    """Every rank's folder below `STATE/attempts`, oldest job first."""
+    folders = [AttemptDir(path) for path in attempts_dir.glob("[0-9]*.[0-9]*.[0-9]*")]
+    return sorted(folders, key=lambda folder: folder.rank)
+
+
 def _write_file(path: Path, document: Mapping[str, Any], *, durable: bool) -> None:
     with path.open("w", encoding="ascii") as file:
         path.chmod(0o600)

@@ -20,6 +20,7 @@ from node_agent.attempts import (
     AttemptStatus,
     ProcessIdentity,
     StopRequest,
+    attempt_dirs,
     open_process,
 )
 from node_agent.gpu_release import GpuQuery, wait_for_free_gpus
@@ -118,8 +119,7 @@ class Launcher:
         self._spawner.prepare()
         self._notify_fd = _open_fifo(self._spawner.notify_path)
         asyncio.get_running_loop().add_reader(self._notify_fd, self._notified)
-        for path in sorted(self._attempts_dir.iterdir()):
-            folder = AttemptDir(path)
+        for folder in attempt_dirs(self._attempts_dir):
             if not folder.is_acknowledged:
                 self._adopt(folder)
         self._rescan_task = asyncio.create_task(self._rescan())

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.attempts import AttemptDir
+from node_agent.attempts import attempt_dirs
 
 DAY_S = 86_400.0
 
@@ -30,7 +30,7 @@ def remove_expired(
     A job's checkpoints go once no folder of the job is left and they have not been touched
     for the same age. Returns the names of the removed attempt folders.
     """
-    folders = [AttemptDir(path) for path in attempts_dir.iterdir()]
+    folders = attempt_dirs(attempts_dir)
     done = sorted((f for f in folders if f.is_acknowledged), key=lambda f: f.acknowledged_at_s)
     sizes = {folder.path: folder.size_bytes() for folder in done}
     total = sum(sizes.values())

@@ -585,10 +585,7 @@ class Supervisor:
         self._started_s = boot_clock_s()
         for stream in self._streams:
             os.close(stream.sink)
-        leader = Process(read_file(f"/proc/{self._leader}/stat"))  # ours to reap, so it is there
-        self._status.advance(
-            "RUNNING", durable=False, pid=leader.pid, start_ticks=leader.start_ticks
-        )
+        self._status.advance("RUNNING", durable=False, pid=self._leader)
         self._oom_kills = oom_kills()
         self._watch(wake_fd)
         self._finish(self._exit_facts())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -298,3 +300,24 @@ class TestHostileStateFolder:
         await node.run(order)
 
         assert await node.output(order.rank) == b"ok\n"
+
+
+async def test_fifty_launches_one_after_the_other_are_quick(node):
+    """The bound is for a busy machine; an idle one needs about 15 ms (docs/launcher.md)."""
+    started_s, released_s = [], []
+    for _ in range(50):
+        order = node.order("true", gpus=["GPU-a"])
+        begun_s = time.monotonic()
+        await node.launch(order, RankPhase.RUNNING)
+        started_s.append(time.monotonic() - begun_s)
+        await node.until(order.rank, RankPhase.ENDED)
+        ended_s = time.monotonic()
+        await node.until(order.rank, RankPhase.RELEASED)
+        released_s.append(time.monotonic() - ended_s)
+
+    print(
+        f"launch to started: median {statistics.median(started_s) * 1e3:.1f} ms; "
+        f"end to released: median {statistics.median(released_s) * 1e3:.1f} ms"
+    )
+    assert statistics.median(started_s) < 0.25
+    assert statistics.median(released_s) < 0.05

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from node_agent import supervisor
 from node_agent.attempts import AttemptDir
@@ -150,6 +153,17 @@ def _peak_rss_kib(pid: int) -> int:
     return 0
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
+def test_any_argument_arrives(argv):
+    with tempfile.TemporaryDirectory() as folder:
+        rank = Rank(Path(folder))
+        rank.run("sh", "-c", 'for a; do printf "%s\\0" "$a"; done', "sh", *argv)
+        output = b"".join(piece for _, piece in rank.pieces())
+
+    assert output == b"".join(argument.encode() + b"\0" for argument in argv)
+
+
 def test_closed_outputs_do_not_end_the_job(rank):
     status = rank.run("sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 6")
 
@@ -208,11 +222,13 @@ class TestFullDisk:
     def test_output_goes_on_at_its_place_when_there_is_room_again(self, rank, wait_until):
         gate = rank.folder.path.parent.parent / "gate"
         ballast = rank.folder.path.parent / "ballast"
-        ballast.write_bytes(b"x" * (64 << 10))
-        script = f"seq -f %09.0f 0 99999; while [ ! -e {gate} ]; do sleep 0.05; done; echo after"
+        ballast.write_bytes(b"x" * (128 << 10))  # more than a pipe holds
+        flooded = rank.folder.path.parent.parent / "flooded"
+        until_gate = f"while [ ! -e {gate} ]; do sleep 0.05; done"
+        script = f"seq -f %09.0f 0 99999; touch {flooded}; {until_gate}; echo after"
         with rank.start("sh", "-c", script, log_limit_bytes=8 << 20) as process:
-            wait_until(lambda: rank.folder.read_status() is not None)
-            wait_until(lambda: _is_full(rank.folder.path))
+            wait_until(flooded.exists)
+            assert os.statvfs(rank.folder.path).f_bavail == 0
             ballast.unlink()
             gate.touch()
             assert process.wait(timeout=30) == 0
@@ -231,7 +247,3 @@ class TestFullDisk:
 
         assert os.strerror(code) == "No space left on device"
         assert rank.folder.read_status() is None
-
-
-def _is_full(path: Path) -> bool:
-    return os.statvfs(path).f_bavail == 0

@@ -195,7 +195,7 @@ while True:
     order = node.order(PYTHON, "-c", program)
     await node.launch(order)
     await node.until_output(order.rank, b"ready")
-    await _stop_and_release(node, order.rank)
+    await _stop_and_release(node, order.rank, grace_s=2.0)
 
     saved = b"ready\nsaved with worker alive\n"
     assert (await node.output(order.rank)).startswith(saved), "and later, as an orphan, it may end"
