@@ -1,9 +1,9 @@
 """The mix of 16 training jobs that the RLTune authors ran on eight P100 of Chameleon.
 
-Model, GPUs, batch size, epochs and mode are theirs. Two things fit it to a machine without
-GPUs: the data are scikit-learn's digits and the text of Python's standard library, which need
-no download, and the models shrink as `workloads.train` does on a CPU. Every job trains for all
-its epochs.
+Model, GPUs, batch size and mode are theirs. Three things fit it to a machine without GPUs: the
+data are scikit-learn's digits and the text of Python's standard library, which need no download;
+the models shrink as `workloads.train` does on a CPU; and an epoch counts as a fixed number of
+steps. Every job trains to its real end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from testbed.job_request import JobRequest
 from testbed.values import MINUTE_S
 
-LANGUAGE_MODEL_STEPS = 40
+STEPS_PER_EPOCH = 15
+LANGUAGE_MODEL_STEPS = 20
 """The authors give language models no epochs."""
 CPUS_PER_GPU = 4
 TIME_LIMIT_S = 15 * MINUTE_S
@@ -40,6 +41,11 @@ class MixJob:
         """Model, batch size and mode in a word."""
         mode = "" if self.mode == "single" else f"-{self.mode}"
         return f"{self.model}-b{self.batch_size}{mode}"
+
+    @property
+    def steps(self) -> int:
+        """Training steps on this machine."""
+        return LANGUAGE_MODEL_STEPS if self.epochs is None else self.epochs * STEPS_PER_EPOCH
 
 
 MIX_16 = (
@@ -66,14 +72,11 @@ def job_request(job: MixJob, *, cwd: Path, seed: int) -> JobRequest:
     """The submission of a job; `seed` decides its weights and the order of its data."""
     options = {
         "--batch-size": str(job.batch_size),
+        "--steps": str(job.steps),
         "--mode": job.mode,
         "--seed": str(seed),
         "--progress-every": "1",
     }
-    if job.epochs is None:
-        options["--steps"] = str(LANGUAGE_MODEL_STEPS)
-    else:
-        options["--epochs"] = str(job.epochs)
     return JobRequest(
         workload=job.model,
         workload_options=tuple(word for pair in options.items() for word in pair),

@@ -64,6 +64,7 @@ def curve(steps: Sequence[Step], shown: Span, *, top: int, label: str, unit: str
     """A step function over time, filled; `top` is the least height of its axis."""
     height = CURVE_HEIGHT + AXIS
     scale = Scale(0.0, shown.length_s, LEFT, WIDTH - RIGHT)
+    steps = _visible(steps, shown, scale)
     highest = max([top, 1, *(step.value for step in steps)])
     vertical = Scale(0.0, highest, CURVE_HEIGHT, 10.0)
     parts = [
@@ -203,6 +204,15 @@ def _level(level: float, vertical: Scale) -> str:
     y = vertical(level)
     line = element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
     return line + element("text", f"{level:g}", class_="tick end", x=LEFT - 8, y=y + 4)
+
+
+def _visible(steps: Sequence[Step], shown: Span, scale: Scale) -> list[Step]:
+    """Steps without those that last less than a pixel, such as the moment between two jobs."""
+    return [
+        step
+        for step, until_s in _held_until(steps, shown)
+        if scale(until_s) - scale(step.at_s) >= 1 or step is steps[-1]
+    ]
 
 
 def _held_until(steps: Sequence[Step], shown: Span) -> Iterator[tuple[Step, float]]:

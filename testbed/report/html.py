@@ -90,18 +90,22 @@ def _subtitle(run: Run, shown: Span) -> str:
 
 def _tiles(summary: Summary) -> Iterable[str]:
     held_pct = None if summary.held_ratio is None else summary.held_ratio * 100
-    unfinished = f", {summary.unfinished} unfinished" if summary.unfinished else ""
+    unfinished = f"{summary.unfinished} unfinished" if summary.unfinished else ""
     tiles = (
-        (f"{summary.completed} of {summary.jobs}", f"jobs completed{unfinished}"),
-        (duration(summary.makespan_s), "makespan"),
-        (duration(summary.wait_mean_s), f"mean wait (p95 {duration(summary.wait_p95_s)})"),
-        (duration(summary.jct_mean_s), f"mean JCT (p95 {duration(summary.jct_p95_s)})"),
-        (percent(held_pct), "of GPU time held by jobs"),
-        (percent(summary.gpu_utilization_pct), "mean GPU utilization"),
+        (f"{summary.completed} of {summary.jobs}", "jobs completed", unfinished),
+        (duration(summary.makespan_s), "makespan", ""),
+        (duration(summary.wait_mean_s), "mean wait", f"p95 {duration(summary.wait_p95_s)}"),
+        (duration(summary.jct_mean_s), "mean JCT", f"p95 {duration(summary.jct_p95_s)}"),
+        (percent(held_pct), "of GPU time held", ""),
+        (percent(summary.gpu_utilization_pct), "GPU utilization", "idle GPUs count as 0"),
     )
     return (
-        element("div", element("b", text(figure)) + element("span", text(meaning)), class_="tile")
-        for figure, meaning in tiles
+        element(
+            "div",
+            element("b", text(figure)) + element("span", text(meaning)) + element("i", text(more)),
+            class_="tile",
+        )
+        for figure, meaning, more in tiles
     )
 
 

@@ -107,7 +107,8 @@ def test_every_job_of_the_mix_is_a_valid_submission(entry):
     assert spec.time_limit_s == 900
     assert "workloads.train" in spec.argv
     assert spec.argv[spec.argv.index("--batch-size") + 1] == str(entry.batch_size)
-    assert ("--epochs" in spec.argv) == (entry.epochs is not None)
+    steps = 20 if entry.epochs is None else 15 * entry.epochs
+    assert spec.argv[spec.argv.index("--steps") + 1] == str(steps)
 
 
 def test_arrivals_start_at_once_and_are_the_same_for_a_seed():

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from protos.messages import JobState
-from testbed.report.charts import ROW
+from testbed.report.charts import ROW, Span, curve
 from testbed.report.html import Run, render
+from testbed.report.metrics import Step
 from testbed.report.records import AttemptSpan, GpuSlot, JobRecord
 from testbed.report.svg import text, ticks, time_ticks
 from testbed.report.text import clock, duration
@@ -140,6 +141,13 @@ def test_an_open_attempt_is_drawn_up_to_now():
     html = render(run(job(state=JobState.RUNNING)))
     assert "held 28.0 s" in html
     assert "1 unfinished" in html
+
+
+def test_a_step_shorter_than_a_pixel_is_not_drawn():
+    shown = Span(T0, T0 + 1000)
+    dip = [Step(T0, 4), Step(T0 + 500, 0), Step(T0 + 500.01, 4), Step(T0 + 1000, 0)]
+    titles = [word for word in Page(curve(dip, shown, top=4, label="x", unit="u")).words]
+    assert [word for word in titles if word.startswith("0 u")] == ["0 u at 16m 40s"]
 
 
 def test_runs_without_jobs_or_gpus_have_a_page_too():
