@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 from node_agent.attempts import MARK, ProcessIdentity, read_start_ticks
-from node_agent.supervisor import Process, descendants, kill_all
+from node_agent.supervisor import Process, descendants, kill_all, send_signal
 
 
 def has_mark(pid: int, attempt_dir: Path) -> bool:
@@ -35,7 +36,12 @@ def kill_marked(attempt_dir: Path) -> tuple[ProcessIdentity, ...]:
         for process in (*_read([pid]), *descendants(pid)):
             found[process.pid] = process
     found.pop(os.getpid(), None)
-    kill_all(list(found.values()))
+    # A group whose leader lives and is not the attempt's may hold others: spare those.
+    groups = {p.pgid for p in found.values() if p.pgid in found or not _exists(p.pgid)}
+    kill_all([process for process in found.values() if process.pgid in groups])
+    for process in found.values():
+        if process.pgid not in groups:
+            send_signal(process.pid, signal.SIGKILL)
     return tuple(ProcessIdentity("", p.pid, p.start_ticks) for p in found.values())
 
 
@@ -48,6 +54,10 @@ def belongs(pid: int, attempt_dir: Path, survivors: Iterable[ProcessIdentity]) -
         return True
     ticks = read_start_ticks(pid)
     return any(p.pid == pid and p.start_ticks == ticks for p in survivors)
+
+
+def _exists(pid: int) -> bool:
+    return read_start_ticks(pid) is not None
 
 
 def _read(pids: Iterable[int]) -> list[Process]:

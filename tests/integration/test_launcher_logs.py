@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -134,6 +135,8 @@ def test_endless_flood_obeys_the_time_limit_and_eats_no_memory(rank):
     with rank.start("yes", time_limit_s=1.5) as process:
         while process.poll() is None:
             peak_kib = max(peak_kib, _peak_rss_kib(process.pid))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.05)
     elapsed_s = time.monotonic() - started
 
     status = rank.folder.read_status()
@@ -141,7 +144,7 @@ def test_endless_flood_obeys_the_time_limit_and_eats_no_memory(rank):
     assert status.exit.signal == 15
     assert elapsed_s < 4
     assert rank.kept_bytes() <= LIMIT
-    assert status.usage.log_bytes_dropped > 50 << 20, "the pump kept up with the flood"
+    assert status.usage.log_bytes_dropped > 8 * LIMIT, "it was a flood, and the pump took it"
     assert 0 < peak_kib < 64 << 10
 
 
