@@ -146,7 +146,7 @@ def test_an_open_attempt_is_drawn_up_to_now():
 def test_a_step_shorter_than_a_pixel_is_not_drawn():
     shown = Span(T0, T0 + 1000)
     dip = [Step(T0, 4), Step(T0 + 500, 0), Step(T0 + 500.01, 4), Step(T0 + 1000, 0)]
-    titles = [word for word in Page(curve(dip, shown, top=4, label="x", unit="u")).words]
+    titles = Page(curve(dip, shown, top=4, label="x", unit="u")).words
     assert [word for word in titles if word.startswith("0 u")] == ["0 u at 16m 40s"]
 
 
