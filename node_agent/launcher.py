@@ -18,7 +18,6 @@ from pathlib import Path
 from node_agent.attempts import (
     AttemptDir,
     AttemptStatus,
-    ProcessIdentity,
     StopRequest,
     attempt_dirs,
     open_process,
@@ -26,7 +25,8 @@ from node_agent.attempts import (
 from node_agent.gpu_release import GpuQuery, wait_for_free_gpus
 from node_agent.logs import read_log
 from node_agent.ports import PortPool
-from node_agent.processes import kill_marked
+from node_agent.processes import sweep_marked
+from node_agent.ranks import TrackedRank, report_from_disk
 from node_agent.retention import DEFAULT_RETENTION, Retention, remove_expired
 from node_agent.spawning import Spawner, remove_tmp_dir
 from protos.messages import (
@@ -48,30 +48,7 @@ logger = logging.getLogger(__name__)
 RESCAN_S = 2.0
 """Safety net below the notifications: each rank looks at its status at least so often."""
 RETENTION_S = 600.0
-SWEEP_PATIENCE_S = 10.0
 FENCE_PATIENCE_S = 30.0
-
-
-class _Rank:
-    """What the launcher knows of one rank; `_run` alone changes its phase."""
-
-    def __init__(self, folder: AttemptDir, gpu_uuids: tuple[str, ...]) -> None:
-        self.folder = folder
-        self.gpu_uuids = gpu_uuids
-        self.report = RankReport(folder.rank, RankPhase.LAUNCHING)
-        self.survivors: tuple[ProcessIdentity, ...] = ()
-        self.pidfd: int | None = None
-        self.supervisor_gone = False
-        self.supervisor_exit: int | None = None
-        self.stops: list[StopRequest] = []
-        self.stops_delivered = 0
-        self.has_lost_stops = False
-        self.wake = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.report.phase in (RankPhase.ENDED, RankPhase.RELEASED)
 
 
 class Launcher:
@@ -109,7 +86,7 @@ class Launcher:
         self._now = now
         self._monotonic = monotonic
         self._sleep = sleep
-        self._ranks: dict[RankId, _Rank] = {}
+        self._ranks: dict[RankId, TrackedRank] = {}
         self._notify_fd = -1
         self._rescan_task: asyncio.Task[None] | None = None
 
@@ -117,7 +94,7 @@ class Launcher:
         """Adopts every rank whose end is not acknowledged; the state folder must be ours alone."""
         self._attempts_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._spawner.prepare()
-        self._notify_fd = _open_fifo(self._spawner.notify_path)
+        self._notify_fd = self._spawner.open_notifications()
         asyncio.get_running_loop().add_reader(self._notify_fd, self._notified)
         for folder in attempt_dirs(self._attempts_dir):
             if not folder.is_acknowledged:
@@ -131,9 +108,9 @@ class Launcher:
         if entry is not None:
             self._on_report(entry.report)
         elif folder.path.exists():
-            self._on_report(_report_from_disk(folder))
+            self._on_report(report_from_disk(folder))
         else:
-            entry = self._ranks[order.rank] = _Rank(folder, order.gpu_uuids)
+            entry = self._ranks[order.rank] = TrackedRank(folder, order.gpu_uuids)
             self._on_report(entry.report)
             self._begin(entry, self._run(entry, order))
 
@@ -145,9 +122,9 @@ class Launcher:
         entry = self._ranks.get(order.rank)
         folder = self._folder(order.rank)
         if entry is None and folder.path.exists():
-            self._on_report(_report_from_disk(folder))
+            self._on_report(report_from_disk(folder))
         elif entry is None:
-            entry = self._ranks[order.rank] = _Rank(folder, ())
+            entry = self._ranks[order.rank] = TrackedRank(folder, ())
             self._begin(entry, self._refuse(entry, order.reason))
         elif entry.has_ended:
             self._on_report(entry.report)
@@ -224,7 +201,7 @@ class Launcher:
     def _adopt(self, folder: AttemptDir) -> None:
         """Takes over a rank that an earlier agent launched."""
         gpu_uuids = tuple(folder.read_order().get("gpu_uuids", ()))
-        entry = self._ranks[folder.rank] = _Rank(folder, gpu_uuids)
+        entry = self._ranks[folder.rank] = TrackedRank(folder, gpu_uuids)
         entry.stops = list(folder.read_stop_requests())
         entry.stops_delivered = len(entry.stops)
         status = folder.read_status()
@@ -237,11 +214,11 @@ class Launcher:
             self._watch(entry, pidfd)
         self._begin(entry, self._run(entry, None))
 
-    def _begin(self, entry: _Rank, life: Coroutine[None, None, None]) -> None:
+    def _begin(self, entry: TrackedRank, life: Coroutine[None, None, None]) -> None:
         entry.task = asyncio.create_task(life)
         entry.task.add_done_callback(_log_fault)
 
-    async def _run(self, entry: _Rank, order: LaunchOrder | None) -> None:
+    async def _run(self, entry: TrackedRank, order: LaunchOrder | None) -> None:
         if order is not None:
             await self._spawn(entry, order)
         while not entry.has_ended:
@@ -252,9 +229,9 @@ class Launcher:
                 await entry.wake.wait()
         await self._release(entry)
 
-    async def _spawn(self, entry: _Rank, order: LaunchOrder) -> None:
+    async def _spawn(self, entry: TrackedRank, order: LaunchOrder) -> None:
         if entry.stops:
-            await self._give_up(entry, _never_started(entry, _stop_reason(entry.stops)))
+            await self._give_up(entry, entry.never_started())
             return
         try:
             pid = await asyncio.to_thread(self._spawner.spawn, order, entry.folder)
@@ -264,11 +241,11 @@ class Launcher:
         else:
             self._watch(entry, os.pidfd_open(pid))
 
-    def _watch(self, entry: _Rank, pidfd: int) -> None:
+    def _watch(self, entry: TrackedRank, pidfd: int) -> None:
         entry.pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._supervisor_ended, entry, pidfd)
 
-    def _supervisor_ended(self, entry: _Rank, pidfd: int) -> None:
+    def _supervisor_ended(self, entry: TrackedRank, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         try:
             result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -304,7 +281,7 @@ class Launcher:
                 )
             await self._sleep(RESCAN_S)
 
-    async def _deliver_stops(self, entry: _Rank) -> None:
+    async def _deliver_stops(self, entry: TrackedRank) -> None:
         if entry.pidfd is None or entry.stops_delivered == len(entry.stops):
             return
         requests = tuple(entry.stops)
@@ -317,14 +294,14 @@ class Launcher:
         if entry.pidfd is not None:
             signal.pidfd_send_signal(entry.pidfd, signal.SIGTERM)
 
-    async def _advance(self, entry: _Rank) -> None:
+    async def _advance(self, entry: TrackedRank) -> None:
         is_gone = entry.supervisor_gone  # looked at first: its last act is the final status
         status = entry.folder.read_status()
         if status is not None and status.exit is not None:
             entry.survivors = status.survivors
             exit_facts = status.exit
             if entry.has_lost_stops and exit_facts.stop_reason is not None:
-                exit_facts = replace(exit_facts, stop_reason=_stop_reason(entry.stops))
+                exit_facts = replace(exit_facts, stop_reason=entry.stop_reason)
             self._publish(
                 entry,
                 RankPhase.ENDED,
@@ -341,35 +318,30 @@ class Launcher:
         ):
             self._publish(entry, RankPhase.RUNNING, pid=status.leader_pid)
 
-    async def _bury(self, entry: _Rank, status: AttemptStatus | None) -> None:
+    async def _bury(self, entry: TrackedRank, status: AttemptStatus | None) -> None:
         """Ends a rank whose supervisor is gone without having told its end."""
-        reason = _stop_reason(entry.stops)
         if status is None:
-            await self._give_up(entry, _never_started(entry, reason))
+            await self._give_up(entry, entry.never_started())
             return
-        if status.boot_id != self._boot_id:
-            message = "the node was rebooted while it ran"
-            survivors: tuple[ProcessIdentity, ...] = ()
+        if status.boot_id == self._boot_id:
+            entry.survivors = await sweep_marked(
+                entry.folder.path, monotonic=self._monotonic, sleep=self._sleep
+            )
+            exit_facts = entry.supervisor_died()
         else:
-            survivors = await self._sweep(entry)
-            message = "its supervisor died"
-            if entry.supervisor_exit is not None:
-                message += f" ({_exit_word(entry.supervisor_exit)})"
-            message += "; what was left of it was killed"
-        exit_facts = ExitFacts(stop_reason=reason, message=message)
+            exit_facts = entry.node_rebooted()
         final = AttemptStatus(
             RankPhase.ENDED,
             self._boot_id,
             None,
             leader_pid=status.leader_pid,
             exit=exit_facts,
-            survivors=survivors,
+            survivors=entry.survivors,
         )
         await self._store(entry.folder.write_status, final)
-        entry.survivors = survivors
         self._publish(entry, RankPhase.ENDED, pid=status.leader_pid, exit_facts=exit_facts)
 
-    async def _give_up(self, entry: _Rank, exit_facts: ExitFacts) -> None:
+    async def _give_up(self, entry: TrackedRank, exit_facts: ExitFacts) -> None:
         """Ends a rank that no supervisor has begun, and keeps a late one from beginning it."""
         final = AttemptStatus(RankPhase.ENDED, self._boot_id, None, exit=exit_facts)
         if await self._store(entry.folder.claim, final) is False:
@@ -379,7 +351,7 @@ class Launcher:
             await self._store(entry.folder.write_status, final)  # torn by a loss of power
         self._publish(entry, RankPhase.ENDED, exit_facts=exit_facts)
 
-    async def _refuse(self, entry: _Rank, reason: StopReason) -> None:
+    async def _refuse(self, entry: TrackedRank, reason: StopReason) -> None:
         message = "it was stopped before it came to this node, and never ran here"
         await self._give_up(entry, ExitFacts(stop_reason=reason, message=message))
         await self._run(entry, None)
@@ -394,15 +366,7 @@ class Launcher:
             logger.exception("the end of a rank could not be stored")
             return None
 
-    async def _sweep(self, entry: _Rank) -> tuple[ProcessIdentity, ...]:
-        deadline_s = self._monotonic() + SWEEP_PATIENCE_S
-        while True:
-            found = await asyncio.to_thread(kill_marked, entry.folder.path)
-            if not found or self._monotonic() >= deadline_s:
-                return found
-            await self._sleep(0.02)
-
-    async def _release(self, entry: _Rank) -> None:
+    async def _release(self, entry: TrackedRank) -> None:
         dirty = await wait_for_free_gpus(
             entry.folder.path,
             entry.gpu_uuids,
@@ -419,7 +383,7 @@ class Launcher:
 
     def _publish(
         self,
-        entry: _Rank,
+        entry: TrackedRank,
         phase: RankPhase,
         *,
         pid: int | None = None,
@@ -433,41 +397,3 @@ class Launcher:
 def _log_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         logger.error("a rank's task failed", exc_info=task.exception())
-
-
-def _open_fifo(path: Path) -> int:
-    """Opens the notification FIFO for both ways, so that it never reports an end of file."""
-    if not path.exists():
-        os.mkfifo(path, 0o600)
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-
-def _report_from_disk(folder: AttemptDir) -> RankReport:
-    """The last report of a rank that was forgotten."""
-    status = folder.read_status()
-    if status is None:
-        lost = ExitFacts(launch_fault=LaunchFault.NODE, message="the record of its end was lost")
-        return RankReport(folder.rank, RankPhase.RELEASED, exit=lost)
-    return RankReport(folder.rank, RankPhase.RELEASED, status.leader_pid, status.exit, status.usage)
-
-
-def _stop_reason(stops: list[StopRequest]) -> StopReason | None:
-    """The rule of the supervisor: the first reason, unless CANCEL was among them."""
-    reasons = [request.reason for request in stops]
-    return StopReason.CANCEL if StopReason.CANCEL in reasons else next(iter(reasons), None)
-
-
-def _never_started(entry: _Rank, reason: StopReason | None) -> ExitFacts:
-    if reason is not None:
-        return ExitFacts(stop_reason=reason, message="stopped before its command was started")
-    code = entry.supervisor_exit
-    if code is None:
-        message = "the agent ended while it was being launched"
-    else:
-        message = f"this node cannot run its supervisor: {_exit_word(code)}"
-    return ExitFacts(launch_fault=LaunchFault.NODE, message=message)
-
-
-def _exit_word(code: int) -> str:
-    """A supervisor's end in words; it returns the errno of what it could not do."""
-    return f"signal {-code}" if code < 0 else f"{os.strerror(code)} ({code})"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from node_agent.attempts import MARK, ProcessIdentity, read_start_ticks
 from node_agent.supervisor import Process, descendants, kill_all, send_signal
+
+SWEEP_PATIENCE_S = 10.0
 
 
 def has_mark(pid: int, attempt_dir: Path) -> bool:
@@ -43,6 +46,21 @@ def kill_marked(attempt_dir: Path) -> tuple[ProcessIdentity, ...]:
         if process.pgid not in groups:
             send_signal(process.pid, signal.SIGKILL)
     return tuple(ProcessIdentity("", p.pid, p.start_ticks) for p in found.values())
+
+
+async def sweep_marked(
+    attempt_dir: Path,
+    *,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+) -> tuple[ProcessIdentity, ...]:
+    """Kills until nothing of the attempt is left; returns what survives 10 s of it."""
+    deadline_s = monotonic() + SWEEP_PATIENCE_S
+    while True:
+        found = await asyncio.to_thread(kill_marked, attempt_dir)
+        if not found or monotonic() >= deadline_s:
+            return found
+        await sleep(0.02)
 
 
 def belongs(pid: int, attempt_dir: Path, survivors: Iterable[ProcessIdentity]) -> bool:

@@ -37,7 +37,7 @@ class Spawner:
         now: Callable[[], float],
     ) -> None:
         self.checkpoints_dir = state_dir / "checkpoints"
-        self.notify_path = state_dir / "notify.fifo"
+        self._notify_path = state_dir / "notify.fifo"
         self._state_dir = state_dir
         self._boot_id = boot_id
         self._log_limit_bytes = log_limit_bytes
@@ -58,6 +58,15 @@ class Spawner:
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
         self.checkpoints_dir.mkdir(exist_ok=True, mode=0o700)
+
+    def open_notifications(self) -> int:
+        """Opens the FIFO in which supervisors tell that a status has changed.
+
+        For both ways, so that it never reports an end of file.
+        """
+        if not self._notify_path.exists():
+            os.mkfifo(self._notify_path, 0o600)
+        return os.open(self._notify_path, os.O_RDWR | os.O_NONBLOCK)
 
     def spawn(self, order: LaunchOrder, folder: AttemptDir) -> int:
         """Starts the rank's supervisor and returns its pid, which the caller must reap.
@@ -118,7 +127,7 @@ class Spawner:
             "memory_bytes": order.memory_bytes,
             "log_limit_bytes": self._log_limit_bytes,
             "boot_id": self._boot_id,
-            "notify_path": str(self.notify_path),
+            "notify_path": str(self._notify_path),
         }
 
     def _start_supervisor(self, folder: AttemptDir) -> int:
