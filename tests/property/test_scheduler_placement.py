@@ -96,6 +96,36 @@ def instances(draw, max_nodes, max_jobs, max_gpus, odd=0):
     return queue, view
 
 
+@st.composite
+def gpu_contests(draw):
+    """GPUs are all that is short, and the jobs want about what is free."""
+    view = ClusterView(
+        tuple(
+            NodeCapacity(
+                name,
+                True,
+                tuple(GpuSlot(f"{name}-{k}", k, gpu_type, k < free) for k in range(4)),
+                *(64, 64, 64, 64),
+            )
+            for name, gpu_type, free in zip(
+                NAMES,
+                draw(st.sampled_from([("P100",) * 4, ("P100", "P100", "T4", "T4")])),
+                draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)),
+                strict=False,
+            )
+        )
+    )
+    wanted = draw(st.lists(st.integers(1, 4), min_size=2, max_size=6))
+    types = st.sampled_from([(), ("P100",), ("T4", "P100"), ("P100", "T4")])
+    queue = [
+        WaitingJob(
+            i, JobSpec("j", "ada", ("true",), "/", gpus=gpus, gpu_types=draw(types)), 0.0, 0.0
+        )
+        for i, gpus in enumerate(wanted)
+    ]
+    return queue, view
+
+
 def in_given_order(queue):
     return [RankedJob(job, float(-i)) for i, job in enumerate(queue)]
 
@@ -163,7 +193,7 @@ def brute_force(queue, view):
 
 
 @settings(CHECKED, max_examples=300)
-@given(instances(max_nodes=3, max_jobs=5, max_gpus=3))
+@given(instances(max_nodes=3, max_jobs=5, max_gpus=3) | gpu_contests())
 def test_milp_equals_brute_force(instance):
     queue, view = instance
     ranked = in_given_order(queue)
