@@ -7,6 +7,7 @@ Each rank has one task, `_run`, which takes it from LAUNCHING to RELEASED; every
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -100,6 +101,7 @@ class Launcher:
             if not folder.is_acknowledged:
                 self._adopt(folder)
         self._rescan_task = asyncio.create_task(self._rescan())
+        self._rescan_task.add_done_callback(_log_fault)
 
     async def launch(self, order: LaunchOrder) -> None:
         """Starts the rank; one that is known or was here before only repeats its report."""
@@ -272,14 +274,15 @@ class Launcher:
                 entry.wake.set()
             if self._monotonic() >= cleanup_at_s:
                 cleanup_at_s = self._monotonic() + RETENTION_S
-                await asyncio.to_thread(
-                    remove_expired,
-                    self._attempts_dir,
-                    self._spawner.checkpoints_dir,
-                    self._retention,
-                    self._now(),
-                )
+                await asyncio.to_thread(self._remove_expired)
             await self._sleep(RESCAN_S)
+
+    def _remove_expired(self) -> None:
+        checkpoints_dir = self._spawner.checkpoints_dir
+        try:
+            remove_expired(self._attempts_dir, checkpoints_dir, self._retention, self._now())
+        except OSError:  # the next round tries again
+            logger.exception("old attempt folders could not be removed")
 
     async def _deliver_stops(self, entry: TrackedRank) -> None:
         if entry.pidfd is None or entry.stops_delivered == len(entry.stops):
@@ -292,7 +295,8 @@ class Launcher:
             entry.has_lost_stops = True
         entry.stops_delivered = len(requests)
         if entry.pidfd is not None:
-            signal.pidfd_send_signal(entry.pidfd, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile: status.json tells
+                signal.pidfd_send_signal(entry.pidfd, signal.SIGTERM)
 
     async def _advance(self, entry: TrackedRank) -> None:
         is_gone = entry.supervisor_gone  # looked at first: its last act is the final status
@@ -302,13 +306,7 @@ class Launcher:
             exit_facts = status.exit
             if entry.has_lost_stops and exit_facts.stop_reason is not None:
                 exit_facts = replace(exit_facts, stop_reason=entry.stop_reason)
-            self._publish(
-                entry,
-                RankPhase.ENDED,
-                pid=status.leader_pid,
-                exit_facts=exit_facts,
-                usage=status.usage,
-            )
+            self._publish(entry, RankPhase.ENDED, status.leader_pid, exit_facts, usage=status.usage)
         elif is_gone:
             await self._bury(entry, status)
         elif (
@@ -316,7 +314,7 @@ class Launcher:
             and status.leader_pid is not None
             and entry.report.phase is RankPhase.LAUNCHING
         ):
-            self._publish(entry, RankPhase.RUNNING, pid=status.leader_pid)
+            self._publish(entry, RankPhase.RUNNING, status.leader_pid)
 
     async def _bury(self, entry: TrackedRank, status: AttemptStatus | None) -> None:
         """Ends a rank whose supervisor is gone without having told its end."""
@@ -339,7 +337,7 @@ class Launcher:
             survivors=entry.survivors,
         )
         await self._store(entry.folder.write_status, final)
-        self._publish(entry, RankPhase.ENDED, pid=status.leader_pid, exit_facts=exit_facts)
+        self._publish(entry, RankPhase.ENDED, status.leader_pid, exit_facts)
 
     async def _give_up(self, entry: TrackedRank, exit_facts: ExitFacts) -> None:
         """Ends a rank that no supervisor has begun, and keeps a late one from beginning it."""
@@ -385,9 +383,9 @@ class Launcher:
         self,
         entry: TrackedRank,
         phase: RankPhase,
-        *,
         pid: int | None = None,
         exit_facts: ExitFacts | None = None,
+        *,
         usage: RankUsage | None = None,
     ) -> None:
         entry.report = RankReport(entry.folder.rank, phase, pid, exit_facts, usage)
@@ -396,4 +394,4 @@ class Launcher:
 
 def _log_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("a rank's task failed", exc_info=task.exception())
+        logger.error("a task of the launcher failed", exc_info=task.exception())

@@ -167,7 +167,7 @@ async def test_sigterm_reaches_the_program_below_a_shell(node):
     )
     order = node.order("sh", "-c", f'{PYTHON} -c "{program}"; echo never')
     await node.launch(order)
-    await node.until_output(order.rank, b"ready")
+    await node.until_output(order.rank, b"ready\n")
     await _stop_and_release(node, order.rank)
 
     assert await node.output(order.rank) == b"ready\nsaved\n"
@@ -177,7 +177,10 @@ async def test_sigterm_spares_the_workers_of_the_program(node):
     """DataLoader workers must live while the program writes its checkpoint."""
     program = """
 import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: print('worker got SIGTERM', flush=True))
+def told(*_):
+    print('worker got SIGTERM', flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, told)
 worker = os.fork()
 if worker == 0:
     while True:
@@ -194,8 +197,8 @@ while True:
 """
     order = node.order(PYTHON, "-c", program)
     await node.launch(order)
-    await node.until_output(order.rank, b"ready")
-    await _stop_and_release(node, order.rank, grace_s=2.0)
+    await node.until_output(order.rank, b"ready\n")
+    await _stop_and_release(node, order.rank, grace_s=20.0)
 
     saved = b"ready\nsaved with worker alive\n"
     assert (await node.output(order.rank)).startswith(saved), "and later, as an orphan, it may end"
