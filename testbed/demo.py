@@ -111,7 +111,7 @@ def run_mix(
     while True:
         cluster.check()
         if interrupts.stop:
-            raise Interrupted("interrupted: the jobs are cancelled")
+            raise Interrupted("interrupted: the demo's jobs were cancelled")
         elapsed_s = monotonic() - started_s
         for position in range(len(submitted), len(mix)):
             if arrivals[position] > elapsed_s:

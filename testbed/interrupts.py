@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is asked for, not as an exception out of nowhere."""
+"""Ctrl-C, SIGTERM and a closed terminal as a wish, not as an exception out of nowhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ SLICE_S = 0.05
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while it is entered: one asks to stop, a second one hurries."""
+    """Counts such signals while it is entered: one asks to stop, a second one hurries.
+
+    SIGHUP counts too, or a closed terminal would leave a cluster behind; under `nohup` it does
+    not, as is asked for there.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -23,8 +27,11 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         # The handler only adds to a number: setting an Event could meet its own lock.
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            self._before[signum] = signal.signal(signum, self._on_signal)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(signum)
+            if signum is not signal.SIGHUP or before is not signal.SIG_IGN:
+                self._before[signum] = before
+                signal.signal(signum, self._on_signal)
         return self
 
     def __exit__(

@@ -73,6 +73,9 @@ class LocalCluster:
     As a context manager it is ready inside the block, and stopped with all its jobs at its end.
     """
 
+    state_dir: Path
+    """Databases, logs and job folders; set by `start`."""
+
     def __init__(
         self,
         gpus: Sequence[str | None],

@@ -17,7 +17,7 @@ from testbed.cli.demo_view import (
     summary_lines,
 )
 from testbed.cli.exit_codes import ExitCode
-from testbed.cli.json_output import iso_utc, print_json
+from testbed.cli.json_output import iso_utc, print_json, print_json_error
 from testbed.cli.local_up import stopped_lines
 from testbed.cli.text import say, say_lines, show_table, tell
 from testbed.client_errors import InvalidRequest
@@ -38,8 +38,11 @@ def run_demo(jobs: int, report: Path, *, json_output: bool) -> int:
     _check_writable(report)
     try:
         outcome, stopped = _run(jobs, json_output=json_output)
-    except (StartInterrupted, Interrupted):
-        tell("interrupted: the demo's jobs were cancelled")
+    except (StartInterrupted, Interrupted) as error:
+        if json_output:
+            print_json_error(error)
+        else:
+            tell(error.message)
         return ExitCode.INTERRUPTED
     for line in (*stopped_lines(stopped), *failure_lines(outcome.failures)):
         tell(line)

@@ -156,12 +156,13 @@ def _ready_lines(cluster: LocalCluster) -> list[str]:
     nodes = cluster.client.nodes()
     gpus = [gpu.facts.gpu_type for node in nodes for gpu in node.gpus]
     types = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     is_default = cluster.address == DEFAULT_CONTROLLER
     prefix = "" if is_default else f"RLTUNE_CONTROLLER={cluster.address} "
     asked = "--gpus 1 " if gpus else ""
     hint = [] if gpus else ["no GPU was found here; try mock ones: --gpus P100:4"]
     return [
-        f"cluster is up at {cluster.address}: {len(nodes)} nodes, {types or 'no GPU'}",
+        f"cluster is up at {cluster.address}: {count}, {types or 'no GPU'}",
         f"logs in {cluster.state_dir / 'logs'}",
         "",
         "in another terminal:",

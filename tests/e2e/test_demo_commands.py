@@ -94,6 +94,22 @@ def test_demo_trains_to_the_end_and_leaves_a_report(tmp_path):
     assert "RUNNING on node-" in ended.stderr
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_demo_cancels_its_jobs(tmp_path, signum):
+    argv = [RLTUNE, "demo", "--json", "--report", str(tmp_path / "report.html")]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as demo:
+        while "RUNNING" not in (line := demo.stderr.readline()):
+            assert line, "the demo ended before a job ran"
+        family = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(signum)
+        said, _ = demo.communicate(timeout=90)
+    assert demo.returncode == 130
+    assert json.loads(said)["error"]["code"] == "interrupted"
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
 def test_demo_refuses_a_report_that_cannot_be_written():
     ended = rltune("demo", "--report", "/dev/null/report.html")
     assert ended.returncode == 2

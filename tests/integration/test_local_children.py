@@ -158,6 +158,19 @@ def test_interrupts_count_and_give_the_handlers_back():
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def test_a_closed_terminal_is_an_interrupt_unless_nohup_asked_otherwise():
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait_until(lambda: interrupts.stop)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_pause_ends_early_on_a_signal():
     with Interrupts() as interrupts:
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
