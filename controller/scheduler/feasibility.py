@@ -73,10 +73,15 @@ def _too_few(spec: JobSpec, pools: list[_Pool]) -> str | None:
         )
     if len(roomy) >= spec.nodes:
         return None
-    each = _gpus(spec.gpus_per_node, pools[0].gpu_type) if spec.gpus else f"{spec.cpus} CPUs"
+    have = len(roomy)
+    if spec.gpus:
+        each = _gpus(spec.gpus_per_node, pools[0].gpu_type)
+        ask = f"--nodes {have} --gpus {have * spec.gpus_per_node}"
+    else:
+        each = f"{spec.cpus} CPU{'s' if spec.cpus != 1 else ''}"
+        ask = f"--nodes {have}"
     return (
-        f"needs {spec.nodes} nodes with {each} each; the cluster has {len(roomy)} of that kind; "
-        f"ask --nodes {len(roomy)} or fewer"
+        f"needs {spec.nodes} nodes with {each} each; the cluster has {have} of that kind; ask {ask}"
     )
 
 
