@@ -84,18 +84,29 @@ def rank_ended(draft: Draft, attempt: Attempt, node_rank: int, at_s: float) -> N
 
 
 def start(draft: Draft, attempt: Attempt, at_s: float) -> Attempt:
-    """All ranks run: so does the job, and earlier failed launches are forgiven."""
+    """All ranks run: so does the job, and earlier failed launches are forgiven.
+
+    A start after its deadline forgives nothing: the attempt is being stopped for it.
+    """
     running = replace(attempts.move(attempt, AttemptState.RUNNING), started_at_s=at_s)
     draft.put(running)
     record(draft, running, "AttemptStarted", f"Attempt {running.number} runs.", at_s)
-    for rank in running.ranks:
+    if not running.fenced:
+        job = jobs.move(job_of(draft, running), JobState.RUNNING)
+        draft.put(replace(job, started_at_s=at_s))
+    if running.stop_reason is not StopReason.START_TIMEOUT:
+        _forgive(draft, running)
+    return running
+
+
+def _forgive(draft: Draft, attempt: Attempt) -> None:
+    for rank in attempt.ranks:
         node = draft.node(rank.node)
         if node is not None and node.launch_fault_jobs:
             draft.put(replace(node, launch_fault_jobs=()))
-    if not running.fenced:
-        job = jobs.move(job_of(draft, running), JobState.RUNNING)
-        draft.put(replace(job, started_at_s=at_s, failed_launches=(), not_before_s=0.0))
-    return running
+    if not attempt.fenced:
+        job = job_of(draft, attempt)
+        draft.put(replace(job, failed_launches=(), not_before_s=0.0))
 
 
 def end(draft: Draft, attempt: Attempt, at_s: float) -> None:
