@@ -9,7 +9,6 @@ from controller.scheduler.allocator.verify import verify
 from controller.scheduler.feasibility import never_fits
 from controller.scheduler.notes import Diagnosis
 from controller.scheduler.prioritizer.protocol import Prioritizer
-from controller.scheduler.shape import JobShape, ShapeIndex
 from controller.scheduler.types import (
     ClusterView,
     Decision,
@@ -90,13 +89,13 @@ def _without_paused(
 def _without_never_fitting(
     jobs: Sequence[WaitingJob], cluster: ClusterView, waits: dict[int, WaitNote]
 ) -> list[WaitingJob]:
-    shapes = ShapeIndex(cluster)
-    known: dict[tuple[JobShape, tuple[str, ...]], str | None] = {}
+    known: dict[tuple[object, ...], str | None] = {}
     possible = []
     for job in jobs:
-        key = (shapes.of_spec(job.spec), job.spec.gpu_types)
+        spec = job.spec
+        key = (spec.gpus, spec.nodes, spec.cpus, spec.memory_bytes, spec.gpu_types)
         if key not in known:
-            known[key] = never_fits(job.spec, cluster)
+            known[key] = never_fits(spec, cluster)
         reason = known[key]
         if reason is None:
             possible.append(job)
