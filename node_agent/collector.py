@@ -84,6 +84,7 @@ class CollectorClient:
         self._is_closed = True
         self._last_id = 0
         self._unanswered_id: int | None = None
+        self._open_request = b""
         self._asked_at_s = 0.0
         self._misses = 0
         self._latest: Scan | None = None
@@ -204,7 +205,8 @@ class CollectorClient:
         self._last_id += 1
         self._unanswered_id = self._last_id
         self._asked_at_s = self._monotonic()
-        process.stdin.write(json.dumps({"id": self._last_id, **request}).encode() + b"\n")
+        self._open_request = json.dumps({"id": self._last_id, **request}).encode() + b"\n"
+        process.stdin.write(self._open_request)
         return await self._read_answer(self._deadline_s)
 
     def _patience_s(self) -> float:
@@ -219,6 +221,7 @@ class CollectorClient:
         """
         process = self._process
         assert process is not None
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
             async with asyncio.timeout(limit_s):
@@ -227,10 +230,11 @@ class CollectorClient:
                     if not line.endswith(b"\n"):
                         raise _ChildEnded(await self._exit_words(process))
                     answer: dict[str, Any] = json.loads(line)
-                    # A process that replaced itself after a driver change greets once more.
                     if answer["id"] == self._unanswered_id:
                         self._unanswered_id = None
                         return answer
+                    # It greets once more: it began anew after a driver change.
+                    process.stdin.write(self._open_request)
         except TimeoutError:
             return None
 

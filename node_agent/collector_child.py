@@ -5,8 +5,9 @@ One JSON request a line on stdin, one JSON answer a line on stdout, in order:
     {"id": 1, "op": "scan"}                          -> {"id": 1, "scan": {...}}
     {"id": 2, "op": "processes", "uuids": ["GPU-"]}  -> {"id": 2, "processes": {...}}
 
-Id 0 is the greeting that says that requests are read. The process ends with its stdin, also when
-NVML hangs: its parent is gone then.
+Id 0 is the greeting that says that requests are read. A greeting instead of an answer means that
+the process began anew and that the request must be repeated. The process ends with its stdin,
+also when NVML hangs: its parent is gone then.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def _serve(
         request = requests.get()
         if request is None:
             return
-        _send(answers, {"id": request["id"], **operations[request["op"]](request)})
         if _driver_text() != driver:
             # Another driver was loaded: only a fresh process loads the library that goes with it.
             collector.close()
             os.dup2(answers, 1)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+        _send(answers, {"id": request["id"], **operations[request["op"]](request)})
 
 
 def _send(answers: int, message: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 """The collector's process and its client: what happens when NVML hangs, dies or is slow."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -61,32 +62,34 @@ def hang(gpu: int = 0) -> MockFault:
     return MockFault(MockFaultKind.HANG, gpu)
 
 
-async def test_a_hang_stops_nobody(client: CollectorClient, faults_path: Path) -> None:
+async def test_a_hang_stops_nobody(faults_path: Path) -> None:
+    deadline_s = 2.0
+    client = CollectorClient(mock_gpus="P100", faults_path=faults_path, deadline_s=deadline_s)
+    await client.start()
     good = await client.scan()
-    assert good is not None
     write_faults(faults_path, [hang()])
-    gaps: list[float] = []
+    beats_s: list[float] = []
 
     async def heartbeat() -> None:
-        last_s = time.monotonic()
         while True:
+            beats_s.append(time.monotonic())
             await asyncio.sleep(0.02)
-            now_s = time.monotonic()
-            gaps.append(now_s - last_s)
-            last_s = now_s
 
     beating = asyncio.create_task(heartbeat())
     start_s = time.monotonic()
     assert await client.scan() is None
-    assert DEADLINE_S <= time.monotonic() - start_s < DEADLINE_S + 1.0
+    assert time.monotonic() - start_s >= deadline_s
     for _ in range(3):
         start_s = time.monotonic()
         assert await client.processes([good.facts[0].uuid]) is None
-        assert time.monotonic() - start_s < 0.3, "a request after a missed one must not wait"
+        assert time.monotonic() - start_s < deadline_s / 2, "after a missed request none waits"
     beating.cancel()
-    assert max(gaps) < 0.4
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(beats_s)]
+    assert max(gaps_s) < deadline_s / 2
     assert client.latest == good
-    assert client.age_s >= DEADLINE_S
+    assert client.age_s >= deadline_s
+    write_faults(faults_path, [])
+    await client.close()
 
 
 async def test_a_request_during_a_hang_gives_up_before_its_own_deadline(
@@ -99,7 +102,7 @@ async def test_a_request_during_a_hang_gives_up_before_its_own_deadline(
     await asyncio.sleep(0)
     start_s = time.monotonic()
     assert await client.processes(["GPU-x"]) is None
-    assert time.monotonic() - start_s < 2.0
+    assert time.monotonic() - start_s < 3.0
     write_faults(faults_path, [])
     assert await scanning is not None
     await client.close()
@@ -209,6 +212,31 @@ async def test_after_close_nothing_holds_nvml(client: CollectorClient) -> None:
     assert client.pid is None
     await client.start()
     assert await client.scan() is not None
+
+
+async def test_another_driver_gets_a_fresh_process_image(tmp_path: Path, faults_path: Path) -> None:
+    """A process keeps the library that it has loaded, so the collector starts itself anew."""
+    driver = tmp_path / "version"
+    driver.write_text("550")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from node_agent import collector_child\n"
+        f"collector_child.DRIVER_VERSION_PATH = Path({str(driver)!r})\n"
+        "sys.exit(collector_child.main())\n"
+    )
+    client = CollectorClient()
+    client._argv = [sys.executable, "-c", code, "--mock=P100", f"--faults={faults_path}"]
+    await client.start()
+    pid = client.pid
+    write_faults(faults_path, [MockFault(MockFaultKind.XID, 0, 79)])
+    assert (await client.scan()).samples[0].health != ()
+    write_faults(faults_path, [])
+    assert (await client.scan()).samples[0].health != ()
+    driver.write_text("560")
+    assert (await client.scan()).samples[0].health == (), "what the old image knew is gone"
+    assert client.pid == pid
+    await client.close()
 
 
 async def test_a_bad_faults_file_is_a_reason_and_no_crash(

@@ -23,6 +23,7 @@ from node_agent.scan import processes_from_json, scan_from_json
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 NVML_NOT_SUPPORTED, NVML_GPU_IS_LOST, NVML_MISMATCH, NVML_UNKNOWN = 3, 15, 18, 999
+NVML_GPU_NOT_FOUND = 28
 DEVICES = ["device Tesla_P100-PCIE-16GB 16280 250", "device Tesla_T4 15109 70"]
 MIB = 1024**2
 
@@ -438,6 +439,15 @@ def test_a_card_of_which_nothing_can_be_read_is_not_healthy(library: LibraryBack
         broken, other = child.scan().samples
         assert broken.health == ("NVML cannot read this GPU: Unknown Error",)
         assert other.health == ()
+
+
+def test_a_card_that_nvml_does_not_find_any_more_is_lost(library: LibraryBackend) -> None:
+    with contextlib.closing(library.start()) as child:
+        child.scan()
+        library.set_statements(f"fault 0 {NVML_GPU_NOT_FOUND} 3")
+        lost, other = child.scan().samples
+        assert (lost.lost, lost.power_w) == (True, None)
+        assert not other.lost
 
 
 def test_the_xid_of_a_card_that_does_not_answer_any_more(library: LibraryBackend) -> None:

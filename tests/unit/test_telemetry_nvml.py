@@ -266,7 +266,7 @@ def test_a_process_of_both_kinds_is_listed_once() -> None:
     api = NvmlApi(
         SimpleNamespace(
             nvmlDeviceGetComputeRunningProcesses_v3=processes(p7=100, p8=None),
-            nvmlDeviceGetGraphicsRunningProcesses_v3=processes(p7=100, p8=5, p3=1),
+            nvmlDeviceGetGraphicsRunningProcesses_v3=processes(p7=None, p8=5, p3=1),
         )
     )
     assert [(p.pid, p.memory_bytes) for p in api.processes(None)] == [(3, 1), (7, 100), (8, 5)]
