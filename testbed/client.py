@@ -64,14 +64,19 @@ class Client:
         controller: str = DEFAULT_CONTROLLER,
         *,
         user: str | None = None,
+        patience_s: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         rpc: Rpc | None = None,
     ) -> None:
-        """`controller` is `HOST:PORT`; `user` is who acts, by default the user of the system."""
+        """`controller` is `HOST:PORT`; `user` is who acts, by default the user of the system.
+
+        `patience_s` is how long a question is tried again after the connection was lost
+        (default: `client_rpc.UNARY_PATIENCE_S`).
+        """
         self.address = controller
         self.user = user or os_user()
         self._monotonic = monotonic
-        self._rpc = rpc or Rpc(controller)
+        self._rpc = rpc or Rpc(controller, patience_s=patience_s)
 
     def __enter__(self) -> Self:
         return self

@@ -84,12 +84,17 @@ class Rpc:
         self,
         address: str,
         *,
+        patience_s: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
         jitter: Callable[[], float] = _random,
     ) -> None:
-        """`pause` waits so many seconds; the default one ends early when the channel closes."""
+        """`patience_s` is how long one question is tried again after the connection was lost.
+
+        `pause` waits so many seconds; the default one ends early when the channel closes.
+        """
         self.address = address
+        self._patience_s = UNARY_PATIENCE_S if patience_s is None else patience_s
         self._closing = threading.Event()
         self._start_or_close = threading.Lock()
         self._pause = self._closing.wait if pause is None else pause
@@ -122,7 +127,7 @@ class Rpc:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        patience = self.patience(UNARY_PATIENCE_S)
+        patience = self.patience(self._patience_s)
         while True:
             try:
                 response: M = call(request, timeout=CALL_TIMEOUT_S)

@@ -16,7 +16,6 @@ from pathlib import Path, PurePath
 
 from protos.messages import JobSpec, OnNodeFail
 from testbed.client_errors import InvalidRequest
-from workloads import catalogue
 
 SAFE_PATH_ENV = "PYTHONSAFEPATH"
 """Keeps a folder `workloads/` where a job starts from hiding ours, in torchrun's children too.
@@ -111,6 +110,8 @@ class JobRequest:
                     "there is nothing to run", "name a workload, or give a command after --"
                 )
             return self.argv, self.env
+        from workloads import catalogue  # noqa: PLC0415 - loads argparse, for named ones only
+
         try:
             argv = catalogue.command(self.workload, self.workload_options)
         except catalogue.UsageError as error:
@@ -122,6 +123,8 @@ class JobRequest:
 
     def _default_name(self) -> str:
         if self.workload is not None:
+            from workloads import catalogue  # noqa: PLC0415
+
             return catalogue.find(self.workload).name
         assert self.argv
         base = PurePath(self.argv[0]).name

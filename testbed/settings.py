@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +93,12 @@ def _resolve(
 
 
 def _read_file(path: Path) -> Mapping[str, str]:
+    if not path.exists():
+        return {}
+    import tomllib  # noqa: PLC0415 - most people have no file
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadSettings(f"{path}: {error}", "mend or remove the file") from None
     keys = [known.key for known in KNOWN]
@@ -135,6 +135,8 @@ def check_address(address: str) -> None:
 
 def is_local(address: str) -> bool:
     """Whether an address is on this machine for certain."""
+    import ipaddress  # noqa: PLC0415 - only submit asks
+
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -13,6 +13,7 @@ import yaml
 
 MAX_NODES = 20_000
 """Aliases of aliases can make a small file stand for billions of values."""
+MAX_DEPTH = 30
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
 Path = tuple[str | int, ...]
@@ -40,6 +41,8 @@ def load_yaml(text: str) -> tuple[Any, dict[Path, int]]:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
         raise YamlProblem(line, str(error.problem or error.context), "it is not YAML") from None
+    except RecursionError:
+        raise YamlProblem(1, "the values are nested too deeply", "is it a job file?") from None
     except yaml.YAMLError as error:
         raise YamlProblem(1, " ".join(str(error).split()), "it is not YAML") from None
     lines: dict[Path, int] = {}
@@ -49,7 +52,7 @@ def load_yaml(text: str) -> tuple[Any, dict[Path, int]]:
 def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     line = node.start_mark.line + 1
     lines[path] = line
-    if len(lines) > MAX_NODES:
+    if len(lines) > MAX_NODES or len(path) > MAX_DEPTH:
         raise YamlProblem(line, "the file stands for too many values", "do without aliases")
     if isinstance(node, yaml.ScalarNode):
         return None if node.style is None and node.value in _NULLS else node.value

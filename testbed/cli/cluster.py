@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
@@ -72,7 +71,9 @@ def show_config(
 
 def version(json: JsonFlag = False) -> None:
     """Show the version of this software."""
-    number = installed_version(DISTRIBUTION)
+    from importlib.metadata import version as installed  # noqa: PLC0415 - loads email, zipfile
+
+    number = installed(DISTRIBUTION)
     python = ".".join(str(part) for part in sys.version_info[:3])
     if json:
         print_json({"version": number, "python": python})

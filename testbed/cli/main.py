@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -12,7 +13,6 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from testbed.cli import actions, cluster, history, jobs, local, logs, nodes, submit, watch
 from testbed.cli.exit_codes import ExitCode, error_exit_code
 from testbed.cli.json_output import print_json_error
 from testbed.cli.text import paint, plain, tell, use_color
@@ -21,6 +21,20 @@ from testbed.client_errors import InvalidRequest, RltuneError
 DEBUG_VARIABLE = "RLTUNE_DEBUG"
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Newer typers bring a click of their own and export only the leaf of its error tree."""
+
+
+GROUPS = {
+    "submit": ("submit",),
+    "jobs": ("jobs", "ls", "list", "ps", "job", "show", "explain"),
+    "logs": ("logs",),
+    "actions": ("cancel", "stop", "hold", "release", "requeue", "wait"),
+    "watch": ("watch", "events"),
+    "nodes": ("nodes", "gpus", "drain", "resume"),
+    "history": ("history",),
+    "cluster": ("info", "config", "version", "controller", "agent"),
+    "local": ("up", "demo"),
+}
+"""Which module of this package registers which commands, in the order of `--help`."""
 
 
 class PipeClosed(Exception):
@@ -40,29 +54,39 @@ class RltuneGroup(TyperGroup):
         return result
 
 
-def build_app() -> typer.Typer:
-    """All commands of `rltune`."""
+def build_app(words: Sequence[str] = ()) -> typer.Typer:
+    """The commands of `rltune`; of a command line's `words` only the group that they name.
+
+    Typer inspects every command that it is given: all of them cost three times what one does.
+    """
     app = typer.Typer(
         cls=RltuneGroup,
         name="rltune",
-        help="Run training jobs on a shared cluster of GPU machines.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in (submit, jobs, logs, actions, watch, nodes, history, cluster, local):
-        group.register(app)
+    named = [group for group, commands in GROUPS.items() if words and words[0] in commands]
+    for group in named or GROUPS:
+        importlib.import_module(f"testbed.cli.{group}").register(app)
     return app
 
 
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-) -> None:
-    """Run training jobs on a shared cluster of GPU machines."""
-    if version:
+def _show_version(value: bool) -> None:
+    if value:
+        cluster = importlib.import_module("testbed.cli.cluster")
         cluster.version()
         raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Run training jobs on a shared cluster of GPU machines."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    command = typer.main.get_command(build_app())
+    command = typer.main.get_command(build_app(args))
     try:
         code = command.main(args=args, prog_name="rltune", standalone_mode=False)
     except KeyboardInterrupt:

@@ -39,11 +39,11 @@ def settings_of(controller: str | None) -> Settings:
     return load_settings(os.environ, flags)
 
 
-def connect(controller: str | None) -> Client:
+def connect(controller: str | None, *, patience_s: float | None = None) -> Client:
     """A client for the controller that the settings name; `controller` is the flag's value."""
     from testbed.client import Client  # noqa: PLC0415 - loads gRPC, --help does without
 
-    return Client(settings_of(controller).controller)
+    return Client(settings_of(controller).controller, patience_s=patience_s)
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -52,7 +52,7 @@ ControllerFlag = Annotated[
     typer.Option(
         "--controller",
         metavar="HOST:PORT",
-        help="Address of the controller.  [env: RLTUNE_CONTROLLER]",
+        help="Address of the controller (else RLTUNE_CONTROLLER, else the settings).",
     ),
 ]
 JobsArgument = Annotated[

@@ -29,7 +29,6 @@ from testbed.values import (
     parse_gpus,
     parse_size,
 )
-from workloads import catalogue
 
 T = TypeVar("T")
 
@@ -58,6 +57,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _complete_workload(incomplete: str) -> list[str]:
+    from workloads import catalogue  # noqa: PLC0415 - only while a shell completes
+
     return [name for name in catalogue.names() if name.startswith(incomplete)]
 
 
@@ -114,7 +115,10 @@ def submit(
         typer.Option(metavar="requeue|wait|fail", help="If the node is lost (default requeue)."),
     ] = None,
     priority: Annotated[int | None, typer.Option(help="Higher starts earlier.")] = None,
-    qos: Annotated[str | None, typer.Option(metavar="low|normal|high", help="Quality.")] = None,
+    qos: Annotated[
+        str | None,
+        typer.Option(metavar="low|normal|high", help="Quality of service (default normal)."),
+    ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Submit as HELD.")] = False,
     grace: Annotated[
         str | None,

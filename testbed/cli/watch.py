@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from testbed.client import Client
 
 FROM_NOW_ON = -1
+SCREEN_PATIENCE_S = 1.0
+"""A screen says soon that the controller is away; it looks again by itself."""
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +77,7 @@ def watch(
 ) -> None:
     """Show the queue and the GPUs live, until Ctrl-C; with --json events, one a line."""
     interval_s = read("--interval", parse_duration, interval)
-    with connect(controller) as client:
+    with connect(controller, patience_s=SCREEN_PATIENCE_S) as client:
         try:
             if json:
                 for event in client.events(after_event_id=FROM_NOW_ON, follow=True):
