@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -73,24 +72,27 @@ class Glpsol:
             *("--mipgap", str(RELATIVE_GAP), "--cuts", "--tmlim", str(ceil(time_limit_s))),
         ]
         try:
-            with files.output.open("wb") as output:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=self._environment(),
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+            )
         except OSError as error:
             return SolveStatus.ERROR, f"glpsol cannot be run: {error}"
-        try:
-            code = process.wait(time_limit_s)
-        except subprocess.TimeoutExpired:
-            return SolveStatus.LIMIT, ""
-        finally:
-            _end_session(process)
-        said = files.output.read_text(encoding="utf-8", errors="replace")
+        with process:
+            try:
+                # Ends with the output; `wait(timeout)` polls, and sees a 6 ms run after 15 ms.
+                output, _ = process.communicate(timeout=time_limit_s)
+            except subprocess.TimeoutExpired:
+                # The whole session, should glpsol be a script. It is not reaped yet, so the
+                # number cannot be anyone else's.
+                os.killpg(process.pid, signal.SIGKILL)
+                return SolveStatus.LIMIT, ""
+        said = output.decode(errors="replace")
+        code = process.returncode
         if code != 0:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             return SolveStatus.ERROR, f"glpsol ended with {how}: {said.strip()[-200:]}"
@@ -103,11 +105,11 @@ class Glpsol:
         return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """Kills the program and, should it be a script, what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def load_pyomo() -> None:
+    """Loads Pyomo (about 0.4 s), which the first solve would else pay for."""
+    import pyomo.repn.plugins.lp_writer  # noqa: F401, PLC0415 (on demand)
+
+    import controller.scheduler.allocator.milp.model  # noqa: F401, PLC0415 (on demand)
 
 
 def find_glpsol(search_path: str | None = None) -> Glpsol | None:
@@ -149,7 +151,6 @@ class _Files:
         self.model = folder / "model.lp"
         self.solution = folder / "solution.txt"
         self.names = folder / "names.txt"
-        self.output = folder / "output.txt"
 
 
 def _write_model(model: Any, variables: Sequence[Any], path: Path) -> list[str | None]:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -385,6 +386,17 @@ def test_glpsol_reports_limit_infeasible_and_optimal():
     assert solved.elapsed_s > 0
     assert solver.solve(*knapsack(-1), 10.0).status is SolveStatus.INFEASIBLE
     assert solver.solve(*knapsack(12), 0.0).status is SolveStatus.LIMIT
+
+
+def test_load_pyomo_leaves_nothing_to_load_for_the_first_solve():
+    code = (
+        "import sys, controller.glpsol as g\n"
+        "assert 'pyomo' not in sys.modules\n"
+        "g.load_pyomo()\n"
+        "print('pyomo.environ' in sys.modules, 'pyomo.repn.plugins.lp_writer' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True True"
 
 
 def test_find_glpsol_takes_the_path_first_and_passes_over_the_python_wrapper(tmp_path):
