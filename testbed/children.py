@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,9 +35,11 @@ class ProcessDied(RltuneError):
 class Child:
     """One controller or agent, in a session of its own, with its output in a file."""
 
-    def __init__(self, name: str, log_path: Path) -> None:
+    def __init__(self, name: str, log_path: Path, env: Mapping[str, str]) -> None:
+        """`env` is added to our own environment."""
         self.name = name
         self.log_path = log_path
+        self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,7 +62,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | self._env,
             )
 
     def ended(self) -> int | None:

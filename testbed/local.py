@@ -114,8 +114,8 @@ class LocalCluster:
         self._start_timeout_s = start_timeout_s
         self._interrupts = interrupts or Interrupts()
         self._monotonic = monotonic
-        self._temporary = state_dir is None
         self._given_state_dir = state_dir
+        self._scratch: Path | None = None
         self._children: dict[str, Child] = {}
         self._client: Client | None = None
         self._address = ""
@@ -215,15 +215,20 @@ class LocalCluster:
             if self._client is not None:
                 self._client.close()
                 self._client = None
-            if self._temporary:
-                shutil.rmtree(self.state_dir, ignore_errors=True)
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
         return Stopped(cancelled, unfinished, killed, left)
 
     # -------------------------------------------------------------- starting
 
     def _make_state_dir(self) -> Path:
+        """The state folder, and a scratch folder where the jobs' own TMPDIRs are made.
+
+        Agents remove a job's TMPDIR, but not when both are killed; so ours lies around them.
+        """
         if self._given_state_dir is None:
-            return Path(tempfile.mkdtemp(prefix="rltune-")).resolve()
+            self._scratch = Path(tempfile.mkdtemp(prefix="rltune-")).resolve()
+            return self._scratch
         folder = self._given_state_dir.expanduser().absolute()
         try:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -234,12 +239,13 @@ class LocalCluster:
                 f"cannot write to the state folder {folder}: {error.strerror}",
                 "name another one with --state-dir",
             ) from error
+        self._scratch = Path(tempfile.mkdtemp(prefix="rltune-")).resolve()
         return folder.resolve()
 
     def _spawn(self, name: str, argv: Sequence[str]) -> None:
         logs = self.state_dir / "logs"
         logs.mkdir(exist_ok=True)
-        child = Child(name, logs / f"{name}.log")
+        child = Child(name, logs / f"{name}.log", {"TMPDIR": str(self._scratch)})
         self._children[name] = child
         child.start(argv)
 
@@ -325,6 +331,8 @@ class LocalCluster:
             while unfinished and not self._interrupts.hurry and self._monotonic() < deadline_s:
                 self._interrupts.pause()
                 unfinished = self._open_jobs()
+            while self._holders() and not self._interrupts.hurry and self._monotonic() < deadline_s:
+                self._interrupts.pause()
         except RltuneError:
             # The controller went away meanwhile. What its jobs left is found and killed below,
             # and the jobs stay in `unfinished`.
@@ -334,6 +342,11 @@ class LocalCluster:
     def _open_jobs(self) -> tuple[int, ...]:
         jobs = self.client.jobs(states=NOT_FINAL)
         return tuple(sorted(job.job_id for job in jobs))
+
+    def _holders(self) -> bool:
+        """Whether a connected node still clears up after a job: frees GPUs, removes its TMPDIR."""
+        nodes = [node for node in self.client.nodes() if not node.state.startswith("DOWN")]
+        return any(node.jobs or any(gpu.job_id for gpu in node.gpus) for node in nodes)
 
     def _end_processes(self) -> tuple[str, ...]:
         """End agents, then the controller; names of those that had to be killed."""

@@ -38,7 +38,7 @@ def wait_until(condition, timeout_s=20.0, describe=lambda: ""):
 
 @pytest.fixture
 def child(tmp_path):
-    made = Child("agent", tmp_path / "agent.log")
+    made = Child("agent", tmp_path / "agent.log", {})
     yield made
     made.kill()
 

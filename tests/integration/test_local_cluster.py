@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 
 import psutil
@@ -17,6 +18,15 @@ from testbed.job_request import JobRequest
 from testbed.local import CONTROLLER, LocalCluster, StartInterrupted, StartRefused
 
 DEAF_TO_SIGTERM = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_in_tmp(tmp_path_factory, monkeypatch):
+    """The cluster's temporary folders are made in a folder of the test, which must end empty."""
+    folder = tmp_path_factory.mktemp("t")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
 
 
 def job(*argv, **changes):
