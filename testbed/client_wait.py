@@ -36,16 +36,17 @@ def wait_for_end(
     ended: dict[int, JobView] = {}
 
     def look(ids: set[int]) -> None:
-        for job in sorted(fetch(sorted(ids)), key=lambda job: job.job_id):
-            ids.discard(job.job_id)
+        jobs = sorted(fetch(sorted(ids)), key=lambda job: job.job_id)
+        unknown = ids.difference(job.job_id for job in jobs)
+        if unknown:
+            raise NotFound(
+                f"there is no job {min(unknown)}", "`rltune jobs --all` lists those there are"
+            )
+        for job in jobs:
             if job.state.is_final and job.job_id in waiting:
                 waiting.remove(job.job_id)
                 ended[job.job_id] = job
                 on_end(job)
-        if ids:
-            raise NotFound(
-                f"there is no job {min(ids)}", "`rltune jobs --all` lists those there are"
-            )
 
     look(set(waiting))
     if waiting:

@@ -153,7 +153,7 @@ def wait(
     """Wait until jobs have ended; the exit code is the job's own (of several: the highest)."""
     timeout_s = None if timeout is None else read("--timeout", parse_finite_duration, timeout)
     with connect(controller) as client:
-        job_ids = select_jobs(client, jobs, user=user)
+        job_ids = select_jobs(client, jobs, user=user, or_newest=True)
         ended = wait_and_tell(client, job_ids, timeout_s=timeout_s, tell_end=None if json else say)
     if json:
         print_json({"jobs": ended})

@@ -21,7 +21,7 @@ from testbed.client_errors import RltuneError
 SCHEMA_VERSION = 1
 """Grows when a field is removed or changes its meaning; new fields do not count."""
 
-_POINT_IN_TIME = re.compile(r"(?:\w+_at|now)_s")
+_POINT_IN_TIME = re.compile(r"(?:(?:\w+_)?at|now)_s")
 
 
 def iso_utc(at_s: float) -> str:

@@ -98,10 +98,12 @@ def select_jobs(
     *,
     user: str | None = None,
     states: Sequence[JobState] = UNFINISHED,
+    or_newest: bool = False,
 ) -> list[int]:
     """The numbers of the jobs that selectors name, each once.
 
-    `all` and `@name` mean the jobs of `user` (by default: who calls) in one of `states`.
+    `all` and `@name` mean the jobs of `user` (by default: who calls) in one of `states`; with
+    `or_newest`, a name without such jobs means the newest of that name.
 
     Raises:
         InvalidRequest: a selector cannot be meant.
@@ -110,8 +112,18 @@ def select_jobs(
     found: dict[int, None] = {}
     for text in texts:
         selector = read("JOBS", parse_selector, text)
-        found.update(dict.fromkeys(_select(client, selector, user or client.user, states)))
+        whose = user or client.user
+        if or_newest and selector.kind is SelectorKind.NAME:
+            found.update(dict.fromkeys(_unfinished_or_newest(client, selector, whose)))
+        else:
+            found.update(dict.fromkeys(_select(client, selector, whose, states)))
     return list(found)
+
+
+def _unfinished_or_newest(client: Client, selector: Selector, user: str) -> list[int]:
+    """A job that ended a moment before somebody waits for it is still the one that is meant."""
+    jobs = client.jobs(user=user, name=selector.name, states=UNFINISHED)
+    return _ids(jobs) if jobs else _select(client, selector, user, ())[-1:]
 
 
 def _select(client: Client, selector: Selector, user: str, states: Sequence[JobState]) -> list[int]:

@@ -15,8 +15,8 @@ from testbed.values import format_size
 BAR_CELLS = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
-FRAME_LINES = 4
-"""Lines besides GPUs and jobs: title, two empty ones, the last line of the terminal."""
+FRAME_LINES = 5
+"""Lines besides GPUs and jobs: title, an empty one, the queue's head, two that say "and more"."""
 
 
 def render(
@@ -32,8 +32,8 @@ def render(
         screen.append_text(_node(node, detailed=detailed))
     if len(nodes) > len(shown):
         screen.append(f"\n… and {len(nodes) - len(shown)} more nodes", style="dim")
-    left = height - FRAME_LINES - str(screen).count("\n") - 1
-    for line in _queue(jobs, width, left):
+    left = height - FRAME_LINES - str(screen).count("\n")
+    for line in _queue(jobs, width, max(1, left)):
         screen.append_text(line)
     return screen
 
@@ -52,10 +52,8 @@ def _node(node: NodeView, *, detailed: bool) -> Text:
     row = node_row(node)
     healthy = node.state == "UP"
     reason = "" if healthy else f"  {row[-1]}"
-    text = Text(
-        plain(f"\n{row[0]}  {row[1]}  GPUs {row[2]}  CPUs {row[7]}  mem {row[8]}{reason}"),
-        style="" if healthy else "red",
-    )
+    facts = f"{row[0]}  {row[1]}  GPUs {row[2]}  CPUs {row[7]}  mem {row[8]}{reason}"
+    text = Text("\n" + plain(facts), style="" if healthy else "red")
     if not detailed:
         text.append("  " + "".join(_column(gpu) for gpu in node.gpus))
         return text
@@ -101,7 +99,7 @@ def _column(gpu: GpuView) -> str:
 
 def _queue(jobs: Sequence[JobView], width: int, lines: int) -> Iterator[Text]:
     ordered = sorted(jobs, key=lambda job: (not job.state.is_active, job.job_id))
-    shown = ordered[: max(1, lines - 2)]
+    shown = ordered[:lines]
     rows = table(COLUMNS, [job_row(job) for job in shown], width=width)
     yield Text(f"\n\n{rows[0]}", style="bold")
     for job, row in zip(shown, rows[1:], strict=True):

@@ -258,6 +258,19 @@ def test_wait_of_several_gives_the_highest_code(controller, rltune):
     ran = rltune("wait", "1-3")
     assert ran.code == 3
     assert ran.out.splitlines()[1] == "2 FAILED (exit 3) after 00:00:03"
+    ran = rltune("wait", "1,99")
+    assert (ran.code, ran.out) == (3, "")
+
+
+def test_wait_by_name_takes_what_goes_on_else_the_newest(controller, rltune):
+    old, new = (controller.add(JobState.RUNNING, name="x") for _ in range(2))
+    controller.end(old, JobState.FAILED, ExitFacts(exit_code=9))
+    controller.end(new, JobState.FAILED, ExitFacts(exit_code=3))
+    assert rltune("wait", "@x").code == 3
+    goes_on = controller.add(JobState.RUNNING, name="x")
+    assert rltune("wait", "@x", "--timeout", "0s").code == 124
+    controller.end(goes_on, JobState.COMPLETED, OK)
+    assert rltune("wait", "@x").code == 0
 
 
 # ------------------------------------------------------------------ nodes

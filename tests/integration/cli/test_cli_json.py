@@ -77,9 +77,10 @@ def check_conventions(value, path=""):
     """Times are ISO 8601 with Z, no point in time is a number, nothing is in the wrong type."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key.endswith("_at"):
+            if key.endswith("_at") or key in {"at", "now"}:
                 assert item is None or TIME.fullmatch(item), (path, key, item)
-            assert not key.endswith("_at_s"), (path, key)
+            assert not key.endswith(("_at_s", "now_s")), (path, key)
+            assert key != "at_s", path
             if key.endswith("_bytes") and item is not None:
                 assert type(item) is int, (path, key)
             if key.endswith(("_s", "_pct", "_w")) and item is not None:
