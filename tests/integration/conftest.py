@@ -150,7 +150,8 @@ async def node(tmp_path: Path) -> AsyncIterator[LauncherNode]:
     node = LauncherNode(tmp_path / "state")
     await node.start()
     yield node
-    await node.launcher.kill_unknown(
-        [r.rank for r in node.launcher.reports() if r.phase is not RankPhase.RELEASED]
-    )
+    unfinished = [r.rank for r in node.launcher.reports() if r.phase is not RankPhase.RELEASED]
+    await node.launcher.kill_unknown(unfinished)
+    for rank in unfinished:
+        await node.until(rank, RankPhase.RELEASED)
     await node.launcher.close()
