@@ -328,6 +328,19 @@ def test_hanging_glpsol_is_killed_at_the_limit_with_all_that_it_started(tmp_path
     wait_until_gone(int(pid_file.read_text()))
 
 
+def test_answer_found_when_glpsols_own_limit_strikes_is_used_and_told(tmp_path):
+    real = find_glpsol()
+    path = program(
+        tmp_path,
+        f"LD_LIBRARY_PATH='{real.library_path or ''}' '{real.executable}' \"$@\"\n"
+        "echo 'TIME LIMIT EXCEEDED; SEARCH TERMINATED'",
+    )
+    placement = place(MilpAllocator(Glpsol(path), time_limit_s=30.0), HARD[0], *HARD[1])
+    assert placement.cut_short
+    assert placement.fallback == ""
+    assert placement.starts == place(MILP, HARD[0], *HARD[1]).starts
+
+
 def wait_until_gone(pid):
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
