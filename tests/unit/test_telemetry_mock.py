@@ -1,6 +1,9 @@
 """Faults files, and how the figures of a mock card follow its processes."""
 
+import contextlib
 import json
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pynvml
@@ -184,3 +187,47 @@ def test_a_table_without_gpus_reads_proc_without_finding_anything() -> None:
     table = MockProcessTable(frozenset({"GPU-nobody"}), monotonic=Clock().monotonic)
     assert table.holders("GPU-nobody") == ()
     assert table.utilization_pct("GPU-nobody") == 0.0
+
+
+@contextlib.contextmanager
+def late_exec(uuid: str) -> Iterator[Callable[[], int]]:
+    """A process that gets its GPU by exec, when the function that is given is called."""
+    with subprocess.Popen(
+        ["sh", "-c", f"read _; CUDA_VISIBLE_DEVICES={uuid} exec sh -c 'echo; read _'"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+
+        def take_gpu() -> int:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"\n"
+            return process.pid
+
+        yield take_gpu
+        process.communicate(b"\n", timeout=30)
+
+
+def test_a_young_process_that_calls_exec_is_found_by_the_next_reading() -> None:
+    clock = Clock()
+    table = MockProcessTable(frozenset({"GPU-1"}), monotonic=clock.monotonic)
+    assert table.holders("GPU-1") == ()
+    with late_exec("GPU-1") as take_gpu:
+        clock.now_s += 1.0
+        assert table.holders("GPU-1") == ()
+        pid = take_gpu()
+        clock.now_s += 1.0
+        assert [holder.pid for holder in table.holders("GPU-1")] == [pid]
+
+
+def test_an_old_process_that_calls_exec_is_found_before_long() -> None:
+    clock = Clock()
+    table = MockProcessTable(frozenset({"GPU-1"}), monotonic=clock.monotonic)
+    with late_exec("GPU-1") as take_gpu:
+        assert table.holders("GPU-1") == ()
+        pid = take_gpu()
+        seen = []
+        for _ in range(10):
+            clock.now_s += 1.0
+            seen = [holder.pid for holder in table.holders("GPU-1")] or seen
+        assert seen == [pid]
