@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -166,5 +166,5 @@ class Rpc:
         self._reached = True
 
     def _told(self, failure: grpc.RpcError) -> RltuneError:
-        assert isinstance(failure, grpc.Call)
-        return from_rpc(failure, self.address)
+        # What grpc raises is both, which its stubs cannot say.
+        return from_rpc(cast("grpc.Call", failure), self.address)
