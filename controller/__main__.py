@@ -25,7 +25,7 @@ from controller.api import ControllerApi
 from controller.config import ControllerConfig, parse_args
 from controller.dispatch import Dispatch
 from controller.gateway import Gateway
-from controller.glpsol import find_glpsol
+from controller.glpsol import find_glpsol, load_pyomo
 from controller.loop import SchedulingLoop
 from controller.scheduler.policies import make_allocator, make_prioritizer
 from controller.service import Service
@@ -161,6 +161,8 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    if config.allocator == "milp":
+        load_pyomo()  # now, so that no decision has to wait for it
     try:
         with Store.open(config.state_dir) as store:
             uvloop.run(run(config, store))

@@ -65,6 +65,8 @@ async def run(config: AgentConfig) -> None:
         await telemetry.scan_once()
         await launcher.start()
         log.info("node %s offers %s", config.node_name, _offer(telemetry))
+        if collector.latest is not None and collector.latest.note:
+            log.warning("%s", collector.latest.note)
         async with asyncio.TaskGroup() as tasks:
             running = (
                 tasks.create_task(telemetry.run(SCAN_EVERY_S)),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from node_agent.mock_nvml import parse_mock_gpus
+from node_agent.gpu_profiles import parse_mock_gpus
 from protos.codec import InvalidMessage, check_node_name
 
 DEFAULT_CONTROLLER = "127.0.0.1:7817"
