@@ -162,7 +162,7 @@ def submit(
     )
     request, file_count = _with_file(flags, file)
     settings = settings_of(controller)
-    spec = request.to_spec(user=os_user())
+    spec = _spec(request, own_options={word for p in ctx.command.params for word in p.opts})
     _check_here(spec, is_local(settings.controller))
     talk = _Talk(json=json, quiet=quiet)
     with connect(controller) as client:
@@ -175,6 +175,21 @@ def submit(
     if json:
         print_json({"job_ids": job_ids, "jobs": ended})
     raise typer.Exit(jobs_exit_code(ended))
+
+
+def _spec(request: JobRequest, *, own_options: set[str]) -> JobSpec:
+    """The complete job; one of our options behind a workload's name is told as just that."""
+    try:
+        return request.to_spec(user=os_user())
+    except InvalidRequest:
+        given = (word.partition("=")[0] for word in request.workload_options)
+        misplaced = next((word for word in given if word in own_options), None)
+        if misplaced is None:
+            raise
+        raise InvalidRequest(
+            f"{misplaced} is an option of `rltune submit`, not of {request.workload}",
+            f"put it before the name: rltune submit {misplaced} ... {request.workload}",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
