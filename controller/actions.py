@@ -18,6 +18,7 @@ from controller.lifecycle.events import (
 )
 from controller.lifecycle.job import Job
 from controller.scheduler import feasibility
+from controller.scheduler.types import ClusterView
 from controller.writer import Transaction
 from protos.messages import JobSpec, JobState
 
@@ -60,11 +61,12 @@ class Actions:
 
         def run(transaction: Transaction) -> list[int]:
             job_ids: list[int] = []
+            cluster = core.snapshots.cluster(core.now())
             for item in items:
                 request = (item.spec.user, item.request_id)
                 known = transaction.requests.get(request)
                 if known is None:
-                    self._check_fits(item, position=len(job_ids), count=len(items))
+                    _check_fits(item, cluster, position=len(job_ids), count=len(items))
                     transaction.last_job_id += 1
                     known = transaction.last_job_id
                     transaction.requests[request] = known
@@ -76,19 +78,6 @@ class Actions:
 
         requests = [(item.spec.user, item.request_id) for item in items]
         return await core.writer.do(run, requests=requests)
-
-    def _check_fits(self, item: Submission, position: int, count: int) -> None:
-        if item.allow_infeasible:
-            return
-        core = self._core
-        why = feasibility.never_fits(item.spec, core.snapshots.cluster(core.now()))
-        if why is not None:
-            which = f"job {position + 1} of {count} ({item.spec.name}): " if count > 1 else ""
-            raise Rejected(
-                "never_fits",
-                f"{which}{why}",
-                "`rltune nodes` shows what there is; --allow-infeasible queues it all the same",
-            )
 
     async def cancel(self, job_ids: Sequence[int], actor: str, reason: str) -> list[ActionResult]:
         """Wishes jobs to end; see `Service.cancel`."""
@@ -152,3 +141,16 @@ def _state_words(before: Job, after: Job) -> str:
 
 def _requeue_words(before: Job, after: Job) -> str:
     return f"now {after.state}" if before.state is not after.state else "being stopped to run again"
+
+
+def _check_fits(item: Submission, cluster: ClusterView, position: int, count: int) -> None:
+    if item.allow_infeasible:
+        return
+    why = feasibility.never_fits(item.spec, cluster)
+    if why is not None:
+        which = f"job {position + 1} of {count} ({item.spec.name}): " if count > 1 else ""
+        raise Rejected(
+            "never_fits",
+            f"{which}{why}",
+            "`rltune nodes` shows what there is; --allow-infeasible queues it all the same",
+        )

@@ -6,9 +6,11 @@ told to, keep it through a broken connection, lose it with a reboot, and repeat 
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,6 +23,7 @@ from controller.lifecycle.errors import NotAllowed
 from controller.lifecycle.invariants import check_all
 from controller.lifecycle.node_rules import welcome_lists
 from controller.lifecycle.state import ClusterState, Outcome, held_on
+from controller.store.store import Store
 from protos.messages import (
     AttemptState,
     ExitFacts,
@@ -369,3 +372,37 @@ ClusterHistory.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestClusterHistory = ClusterHistory.TestCase
+
+
+class StoredHistory(ClusterHistory):
+    """The same histories, every step committed: the schema accepts them, nothing gets lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = Store.open(Path(self.folder.name))
+
+    def apply(self, event: events.Event) -> Outcome:
+        outcome = super().apply(event)
+        self.store.commit(outcome.changes, outcome.records)
+        return outcome
+
+    def teardown(self) -> None:
+        try:
+            self.compare()
+            super().teardown()
+            self.compare()
+        finally:
+            self.store.close()
+            self.folder.cleanup()
+
+    def compare(self) -> None:
+        stored = self.store.load().state
+        self.state.forget_settled(sorted(self.state.jobs))
+        assert stored.jobs == self.state.jobs
+        assert stored.attempts == self.state.attempts
+        assert stored.nodes == self.state.nodes
+
+
+StoredHistory.TestCase.settings = settings(ClusterHistory.TestCase.settings, max_examples=40)
+TestStoredHistory = StoredHistory.TestCase
