@@ -58,11 +58,6 @@ class Deadlines(Generic[_K]):
         """It has happened, or no longer matters."""
         self._began_s.pop(key, None)
 
-    def since_s(self, key: _K, monotonic_s: float) -> float | None:
-        """How long ago its term began; None if none runs."""
-        began_s = self._began_s.get(key)
-        return None if began_s is None else monotonic_s - began_s
-
     def passed(self, monotonic_s: float) -> list[tuple[_K, float]]:
         """Whose term is over, and how long ago it began; they are dropped."""
         over = [
