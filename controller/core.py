@@ -12,6 +12,7 @@ from controller.dispatch import Dispatch
 from controller.leases import Deadlines, Heard, Session
 from controller.lifecycle.attempt import Attempt, AttemptKey
 from controller.lifecycle.job import Job
+from controller.lifecycle.state import Changes
 from controller.scheduler.types import Decision, WaitNote
 from controller.snapshot import SnapshotBuilder
 from controller.store.store import EndedUsage, Loaded, Store
@@ -194,10 +195,17 @@ class Core:
         self.snapshots.note(changes)
         self.dispatch.perform(committed.draft.effects, self.state)
         self.feed.publish(committed.events)
-        if changes.nodes or any(
-            job.state is JobState.PENDING or job.state.is_final for job in changes.jobs.values()
-        ) or any(map(_frees_or_takes, changes.attempts.values())):
+        if _is_news_for_scheduler(changes):
             self.changed.set()
+
+
+def _is_news_for_scheduler(changes: Changes) -> bool:
+    """Whether a scheduling cycle may decide otherwise than before."""
+    is_queue = any(
+        job.state is JobState.PENDING or job.state.is_final for job in changes.jobs.values()
+    )
+    is_capacity = any(map(_frees_or_takes, changes.attempts.values()))
+    return is_queue or is_capacity or bool(changes.nodes)
 
 
 def _frees_or_takes(attempt: Attempt) -> bool:
