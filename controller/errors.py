@@ -24,3 +24,7 @@ class Rejected(Exception):
 
 class NoSuchNode(LookupError):
     """No node of that name ever joined."""
+
+
+class NodeUnreachable(RuntimeError):
+    """No agent of that name is connected, or it did not answer in time."""

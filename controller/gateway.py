@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from controller.dispatch import Dispatch, OrderQueue
-from controller.errors import Refused
+from controller.errors import NodeUnreachable, Refused
 from controller.service import Service
 from controller.store.errors import StoreUnavailable
 from protos import rltune_pb2, rltune_pb2_grpc
@@ -36,10 +36,6 @@ FETCH_TIMEOUT_S = 10.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Outgoing = asyncio.Queue[rltune_pb2.ControllerMessage]
-
-
-class NodeUnreachable(RuntimeError):
-    """No agent of that name is connected, or it did not answer in time."""
 
 
 @dataclass(slots=True)

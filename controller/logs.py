@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.gateway import NodeUnreachable
+from controller.errors import NodeUnreachable
 from controller.service import Service
 from protos import rltune_pb2
 from protos.codec import enum_to_pb
