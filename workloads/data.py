@@ -8,6 +8,7 @@ turns them into what a model reads; text is byte-level tokens ``[N, length]``.
 import gzip
 import importlib.util
 import os
+import signal
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -185,7 +186,14 @@ def loader(
         num_workers=workers,
         pin_memory=pin,
         generator=torch.Generator().manual_seed(seed),
+        worker_init_fn=_outlive_sigterm,
     )
+
+
+def _outlive_sigterm(_worker: int) -> None:
+    # Sent to the whole group, it would end the loaders before the checkpoint is written, and
+    # torch then raises in the training process. They end with their parent in any case.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def load_images(

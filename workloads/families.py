@@ -189,21 +189,22 @@ def find(name: str) -> Workload:
 
 
 def default_learning_rate(workload: Workload) -> float:
-    """Step size when none is given: AdamW for attention and ConvNeXt, momentum SGD for the rest."""
+    """Step size when none is given."""
     if not uses_sgd(workload):
         return 1e-3
     # Nets without batch normalisation diverge at the rate that the others learn best with.
-    unnormalised = workload.family in {"alexnet", "squeezenet"} or (
+    unnormalised = workload.family == "alexnet" or (
         workload.family == "vgg" and not workload.name.endswith("_bn")
     )
     return 0.01 if unnormalised else 0.05
 
 
 def uses_sgd(workload: Workload) -> bool:
-    """Whether the model is trained with momentum SGD (convolutional nets) or with AdamW."""
+    """Whether the model is trained with momentum SGD (most convolutional nets) or with AdamW."""
     return workload.kind is Kind.VISION and workload.family not in {
         "convnext",
         "maxvit",
+        "squeezenet",
         "swin",
         "vit",
     }

@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     _add(made, "--nproc", _integer(1), "ddp ranks on this machine (default: one a GPU)")
     _add(made, "--batch-size", _integer(1), "a step, a rank under ddp (default 32, text 8)")
     length = made.add_mutually_exclusive_group()
-    _add(length, "--epochs", _integer(1), "times through the data (default 1)", 1)
+    _add(length, "--epochs", _integer(1), "times through the data (default 1)")
     _add(length, "--steps", _integer(1), "stop after so many steps instead")
     _add(made, "--lr", _number(0, exclusive=True), "learning rate (default by family)")
     add("--amp", action="store_true", help="mixed precision (bfloat16, float16 on older GPUs)")
@@ -218,7 +218,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
         mode=Mode(args.mode),
         nproc=args.nproc,
         batch_size=args.batch_size or (8 if language else 32),
-        epochs=args.epochs,
+        epochs=args.epochs or 1,
         steps=args.steps,
         lr=args.lr or default_learning_rate(workload),
         amp=args.amp,
@@ -231,6 +231,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Optio
         progress_every_s=args.progress_every,
         progress_file=_path(environ, "RLTUNE_PROGRESS_FILE"),
     )
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun (or something like it) started this process as one of several ranks."""
+    return "RANK" in environ and "LOCAL_RANK" in environ
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

@@ -1,7 +1,7 @@
 """The ranks of a run: their devices, how a model is spread over them, what they agree on."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from workloads.families import UsageError
-from workloads.options import Mode
+from workloads.options import Mode, is_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,6 @@ class World:
         return gathered
 
 
-def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun (or something like it) started this process as one of several ranks."""
-    return "RANK" in environ and "LOCAL_RANK" in environ
-
-
 def join(mode: Mode) -> World:
     """Take this process's place; under ddp, wait for the other ranks.
 
@@ -67,7 +62,7 @@ def join(mode: Mode) -> World:
     """
     has_gpu = torch.cuda.is_available()
     if mode is not Mode.DDP:
-        started = int(os.environ["WORLD_SIZE"]) if is_rank() else 1
+        started = int(os.environ["WORLD_SIZE"]) if is_rank(os.environ) else 1
         if started > 1:
             raise UsageError(f"{started} ranks were started: that is --mode ddp, not {mode}")
         return World(mode, 0, 0, 1, torch.device("cuda:0" if has_gpu else "cpu"), None)

@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import TextIO, TypeAlias
 
@@ -41,13 +42,14 @@ class Reporter:
     never end a training run.
     """
 
-    def __init__(self, file: Path | None, *, silent: bool, stream: TextIO = sys.stdout) -> None:
+    def __init__(self, file: Path | None, *, silent: bool, stream: TextIO) -> None:
         self._stream = None if silent else stream
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
         if file is not None and not silent:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self._file = file.open("a", encoding="utf-8")
+                # Unbuffered: what could not be written must not be tried again when it is closed.
+                self._file = file.open("ab", buffering=0)
             except OSError as error:
                 note(f"no progress file: {error}")
 
@@ -61,11 +63,10 @@ class Reporter:
         self._stream.flush()
         if self._file is not None:
             try:
-                self._file.write(line)
-                self._file.flush()
+                self._file.write(line.encode())
             except OSError as error:
                 note(f"progress file given up: {error}")
-                self._file = None
+                self.close()
 
     def close(self) -> None:
         """Close the progress file."""

@@ -1,6 +1,7 @@
 """What training and inference share: ranks, checkpoints, the wish to stop, and the story told."""
 
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,7 @@ class Stopped(Exception):
 
 
 class StopWish:
-    """Remembers that SIGTERM came, from `listen` on; before, the signal ends the process."""
+    """Remembers that SIGTERM came between `listen` and `forget`; else it ends the process."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -32,6 +33,10 @@ class StopWish:
     def listen(self) -> None:
         """Take SIGTERM as a wish from now on."""
         signal.signal(signal.SIGTERM, self._hear)
+
+    def forget(self) -> None:
+        """All is saved: a wish that came needs no second hearing, a new one ends the process."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if self.is_set else signal.SIG_DFL)
 
     def _hear(self, _signum: int, _frame: FrameType | None) -> None:
         self.is_set = True
@@ -169,7 +174,7 @@ def open_session(options: Options) -> Session:
     return Session(
         options,
         world,
-        Reporter(options.progress_file, silent=not world.is_first),
+        Reporter(options.progress_file, silent=not world.is_first, stream=sys.stdout),
         Folder(directory, run) if directory is not None else None,
         shape,
         StopWish(),

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from workloads import catalogue
-from workloads.options import Exit, Mode, Options, Task, parse
+from workloads.options import Exit, Mode, Options, Task, is_rank, parse
 from workloads.progress import note
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for family, names in catalogue.families().items():
             sys.stdout.write(f"{family:12} {' '.join(names)}\n")
         return Exit.OK
-    if options.mode is Mode.DDP and not ("RANK" in os.environ and "LOCAL_RANK" in os.environ):
+    if options.mode is Mode.DDP and not is_rank(os.environ):
         return _launched(words, options)
     return _run(options)
 
@@ -83,7 +83,9 @@ def _run(options: Options) -> int:
         code = _told(error, Exit.NOT_FINITE)
     except CheckpointError as error:
         code = _told(error, Exit.CHECKPOINT)
+    gc.enable()
     if opened is not None:
+        opened.wish.forget()
         opened.reporter.close()
         parallel.leave(opened.world)
     return code

@@ -125,9 +125,13 @@ def image_side(name: str, scale: float, batch_size: int) -> int:
     return max(least, round(published * scale / step) * step)
 
 
-def narrowing(scale: float) -> int:
-    """By what widths are divided at a scale: the power of two nearest to 1/scale, at most 8."""
-    return min(_MOST_NARROWING, 1 << round(math.log2(1 / scale)))
+def narrowing(name: str, scale: float) -> int:
+    """By what widths are divided at a scale: the power of two nearest to 1/scale, at most 8.
+
+    SqueezeNet's bottlenecks of 16 channels let nothing through when they are left with two.
+    """
+    most = 4 if name.startswith("squeezenet") else _MOST_NARROWING
+    return min(most, 1 << round(math.log2(1 / scale)))
 
 
 def build(name: str, *, classes: int, scale: float, side: int) -> nn.Module:
@@ -142,7 +146,7 @@ def build(name: str, *, classes: int, scale: float, side: int) -> nn.Module:
     Returns:
         A module that maps ``[N, 3, side, side]`` to ``[N, classes]``.
     """
-    by = narrowing(scale)
+    by = narrowing(name, scale)
     for table, construct in _CONSTRUCTED:
         if name in table:
             return construct(name, by, classes, side)
@@ -209,7 +213,8 @@ def _narrow(layer: nn.Module, by: int, *, keep_output: bool) -> nn.Module | None
             bias=layer.bias is not None,
         )
     if isinstance(layer, nn.BatchNorm2d):
-        return nn.BatchNorm2d(part(layer.num_features), layer.eps, layer.momentum)
+        # torch's default momentum: MNASNet's own, 0.0003, needs thousands of steps to settle.
+        return nn.BatchNorm2d(part(layer.num_features), layer.eps)
     if isinstance(layer, nn.Linear):
         outputs = layer.out_features if keep_output else part(layer.out_features)
         return nn.Linear(part(layer.in_features), outputs, bias=layer.bias is not None)
@@ -217,10 +222,10 @@ def _narrow(layer: nn.Module, by: int, *, keep_output: bool) -> nn.Module | None
 
 
 def _initialise(model: nn.Module) -> None:
-    """He initialisation, as torchvision's convolutional nets have it."""
+    """He initialisation, which also the nets without batch normalisation learn from."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm2d | nn.Linear):
