@@ -175,11 +175,15 @@ class Batches(Sampler[list[int]]):
             yield indices[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-def loader(
+def read(
     dataset: BatchDataset, batches: Sampler[list[int]], *, workers: int, seed: int, pin: bool
-) -> "DataLoader[Batch]":
-    """Reads batches, in `workers` other processes if that is more than 0."""
-    return DataLoader(
+) -> Iterator[Batch]:
+    """Reads batches, in `workers` other processes if that is more than 0.
+
+    These processes do not heed SIGTERM: sent to the whole group, it would end them before the
+    checkpoint is written, and torch then raises in the training process. They end with it.
+    """
+    reader = DataLoader(
         dataset,
         sampler=batches,
         batch_size=None,
@@ -188,11 +192,15 @@ def loader(
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=_outlive_sigterm,
     )
+    # A forked process inherits what is blocked, so that none is ever without protection.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return iter(reader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _outlive_sigterm(_worker: int) -> None:
-    # Sent to the whole group, it would end the loaders before the checkpoint is written, and
-    # torch then raises in the training process. They end with their parent in any case.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

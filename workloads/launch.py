@@ -67,7 +67,7 @@ def launch(argv: Sequence[str], options: Options) -> int:
         run.run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        return _code_of(failure.exitcode, rank)
+        return code_of(failure.exitcode, rank)
     except SignalException as stopped:
         if _saved_on_signal(options) != before:
             return Exit.SAVED
@@ -85,11 +85,15 @@ def die_of(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def _code_of(exitcode: int, rank: int) -> int:
+def code_of(exitcode: int, rank: int) -> int:
+    """Exit code of the run whose rank ended so (negative: by that signal); does not return on -15.
+
+    128 + 15 would claim that a checkpoint was saved, so SIGTERM ends this process too.
+    """
     if exitcode >= 0:
         return exitcode
     note(f"rank {rank} was ended by {signal.Signals(-exitcode).name}")
-    if -exitcode == signal.SIGTERM:  # 128 + 15 would claim that it had saved
+    if -exitcode == signal.SIGTERM:
         die_of(signal.SIGTERM)
     return 128 - exitcode
 

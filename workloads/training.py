@@ -103,7 +103,7 @@ class Trainer:
         self._sampler.set_epoch(self._epoch)
         self._batches.start = self._batch
         options = self._session.options
-        reader = data.loader(
+        reader = data.read(
             self._data.train,
             self._batches,
             workers=options.workers,
@@ -203,14 +203,12 @@ class Trainer:
         size = session.options.batch_size
         batches = [own[at : at + size] for at in range(0, len(own), size)]
         most = math.ceil(math.ceil(self._data.test_size / world.size) / size)
-        reader = iter(
-            data.loader(
-                self._data.test,
-                cast("torch.utils.data.Sampler[list[int]]", batches),
-                workers=session.options.workers,
-                seed=0,
-                pin=self._device.type == "cuda",
-            )
+        reader = data.read(
+            self._data.test,
+            cast("torch.utils.data.Sampler[list[int]]", batches),
+            workers=session.options.workers,
+            seed=0,
+            pin=self._device.type == "cuda",
         )
         loss, right, counted = 0.0, 0.0, 0.0
         for _ in range(most):

@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_numbers(here) -> None:
 
 
 def test_mixed_precision_and_loading_processes(here) -> None:
-    code, events, _ = here("shufflenet_v2_x0_5", "--steps", "3", "--amp", "--workers", "2",
+    code, events, _ = here("shufflenet_v2_x0_5", "--steps", "3", "--amp", "--workers", "1",
                            "--dataset", "synthetic")  # fmt: skip
     assert (code, events[-1]["steps"]) == (0, 3)
 

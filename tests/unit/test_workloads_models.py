@@ -79,7 +79,7 @@ def test_shrinking_divides_the_width_and_keeps_the_depth() -> None:
     assert small.get_parameter("fc.weight").shape == (10, 64)
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("scale", [0.05, 0.5, 0.75])
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "maxvit_t", "inception_v3", "swin_v2_t"])
 def test_any_scale_gives_a_model_that_fits_its_images(name: str, scale: float) -> None:
     side = vision.image_side(name, scale, batch_size=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.launch import ranks_here
+from workloads.launch import code_of, ranks_here
 from workloads.options import is_rank
 from workloads.progress import Pace, Reporter, peak_host_memory_bytes, process_age_s
 
@@ -104,6 +104,14 @@ def test_ranks_follow_what_was_asked_then_the_environment(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert ranks_here(asked, environ) == ranks
+
+
+@pytest.mark.parametrize(("rank_ended", "code"), [(4, 4), (143, 143), (-9, 137), (-11, 139)])
+def test_the_end_of_a_rank_gives_the_code_of_the_run(
+    rank_ended: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(rank_ended, 1) == code
+    assert ("rank 1 was ended by SIG" in capsys.readouterr().err) == (rank_ended < 0)
 
 
 def test_a_jobs_outer_environment_does_not_make_it_a_rank() -> None:
