@@ -56,13 +56,11 @@ class Inference:
         started_at = self.step
         startup_s: float | None = None
         tokens = 0
-        unreported = 0
         while self.step < self.of:
             prompt = self._prompts[self.step % len(self._prompts)].to(self._device)
             made = self._answer(prompt)
             self.step += 1
             tokens += made * world.size
-            unreported += made * world.size
             session.pace.count(len(prompt) * world.size)
             due, stopping = world.any(session.pace.is_due(), session.wish.is_set)
             if due or startup_s is None or self.step == self.of:
@@ -77,7 +75,6 @@ class Inference:
                     tokens_per_s=rate * made / len(prompt),
                     startup_s=startup_s if first else None,
                 )
-                unreported = 0
             if stopping:
                 session.save({"step": self.step}, self.step, "sigterm")
                 raise Stopped
