@@ -65,6 +65,13 @@ class Agents:
                 f"the agent speaks protocol {hello.protocol_major}, this controller "
                 f"{PROTOCOL_MAJOR}: install the controller's version of rltune-testbed",
             )
+        if hello.cluster_id not in {"", core.cluster_id}:
+            raise Refused(
+                "other_cluster",
+                f"node {hello.node_name} belongs to another cluster (its jobs have the same "
+                "numbers as jobs here). If this controller lost its database, restore that; to "
+                "move the node here, start its agent with another --state-dir",
+            )
         name = hello.node_name
         before = core.sessions.get(name)
         if before is not None and before.node_id != hello.node_id and before.streams > 0:
@@ -87,7 +94,9 @@ class Agents:
         core.snapshots.note_node(name)
         core.changed.set()
         kill, acknowledged = welcome_lists(core.state, hello)
-        return Welcome(core.terms.lease_s, core.terms.heartbeat_s, kill, acknowledged)
+        return Welcome(
+            core.terms.lease_s, core.terms.heartbeat_s, kill, acknowledged, core.cluster_id
+        )
 
     async def heartbeat(self, node: str, instance_id: str, telemetry: Telemetry) -> None:
         """Renews a lease. Writes nothing unless the node's health has changed.

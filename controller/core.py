@@ -69,6 +69,7 @@ class Core:
         """Use `load`."""
         self.store = store
         self.state = loaded.state
+        self.cluster_id = loaded.cluster_id
         self.dispatch = dispatch
         self.terms = terms
         self.now = now

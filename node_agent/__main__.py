@@ -19,7 +19,7 @@ from importlib.metadata import version
 from node_agent.collector import CollectorClient
 from node_agent.config import AgentConfig, parse_args
 from node_agent.host import boot_id
-from node_agent.identity import StateDirBusy, lock_state_dir, node_id
+from node_agent.identity import Membership, StateDirBusy, lock_state_dir, node_id
 from node_agent.launcher import Launcher
 from node_agent.session import AgentSession, Identity
 from node_agent.telemetry import AgentTelemetry
@@ -42,6 +42,7 @@ async def run(config: AgentConfig) -> None:
     session = AgentSession(
         config.controller,
         Identity(config.node_name, this_node, boot, str(uuid.uuid4()), config.advertise_address),
+        Membership(config.state_dir),
         telemetry,
         monotonic=time.monotonic,
         sleep=asyncio.sleep,

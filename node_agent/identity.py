@@ -33,7 +33,30 @@ def node_id(state_dir: Path) -> str:
     """The id made at the agent's first start, kept in its state folder."""
     path = state_dir / "node_id"
     if not path.exists():
-        fresh = path.with_suffix(".new")
-        fresh.write_text(f"{uuid.uuid4()}\n")
-        fresh.rename(path)
+        _write(path, str(uuid.uuid4()))
     return path.read_text().strip()
+
+
+class Membership:
+    """Which cluster this state folder's jobs belong to: the first that the agent joined.
+
+    Job numbers begin at 1 in every cluster, so a folder never serves two of them.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "cluster_id"
+
+    def cluster_id(self) -> str:
+        """The cluster's id; empty before the agent joined one."""
+        return self._path.read_text().strip() if self._path.exists() else ""
+
+    def join(self, cluster_id: str) -> None:
+        """Remember the cluster at the first welcome. Raises OSError if it cannot be stored."""
+        if not self._path.exists():
+            _write(self._path, cluster_id)
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(f"{text}\n")
+    fresh.rename(path)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import grpc
 
+from node_agent.identity import Membership
 from node_agent.launcher import Launcher
 from protos import rltune_pb2, rltune_pb2_grpc
 from protos.codec import enum_from_pb, from_pb, to_pb
@@ -38,7 +39,7 @@ RESEND_AFTER_S = 5.0
 """A report that is not acknowledged within this time is sent again."""
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
-REFUSED_BACKOFF_S = 60.0
+REFUSED_BACKOFF_S = 10.0
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -86,6 +87,7 @@ class AgentSession:
         self,
         target: str,
         identity: Identity,
+        membership: Membership,
         telemetry: NodeTelemetry,
         *,
         monotonic: Callable[[], float],
@@ -94,6 +96,7 @@ class AgentSession:
         """`target` is the controller's HOST:PORT; clocks are injected."""
         self._target = target
         self._identity = identity
+        self._membership = membership
         self._telemetry = telemetry
         self._monotonic = monotonic
         self._sleep = sleep
@@ -101,7 +104,7 @@ class AgentSession:
         self._outgoing: asyncio.Queue[rltune_pb2.AgentMessage] | None = None
         self._facts_sent: NodeFacts | None = None
         self._pause_s = BACKOFF_FIRST_S
-        self._is_away = False
+        self._trouble = ""
 
     def on_report(self, report: RankReport) -> None:
         """Take a report of the launcher; it is sent until the controller acknowledges it."""
@@ -120,7 +123,7 @@ class AgentSession:
                 except* grpc.aio.AioRpcError as group:
                     self._tell_loss(_first_leaf(group))
                 await self._sleep(self._pause_s)
-                self._pause_s = min(self._pause_s * 2, BACKOFF_MAX_S)
+                self._pause_s = min(self._pause_s * 2, max(BACKOFF_MAX_S, self._pause_s))
 
     async def _serve(self, stub: rltune_pb2_grpc.AgentGatewayStub, launcher: Launcher) -> None:
         """One session, until the stream ends."""
@@ -134,7 +137,7 @@ class AgentSession:
                 return  # EOF
             welcome = from_pb(first.welcome, Welcome, "welcome")
             await self._obey_welcome(welcome, launcher)
-            self._pause_s, self._is_away = BACKOFF_FIRST_S, False
+            self._pause_s, self._trouble = BACKOFF_FIRST_S, ""
             async with asyncio.TaskGroup() as tasks:
                 side = (
                     tasks.create_task(self._write(call, outgoing)),
@@ -149,12 +152,13 @@ class AgentSession:
             call.cancel()
 
     def _tell_loss(self, error: grpc.aio.AioRpcError) -> None:
-        if error.code() in _REFUSALS:
-            log.error("the controller refuses this node: %s", error.details())
+        refused = error.code() in _REFUSALS
+        if refused:
             self._pause_s = REFUSED_BACKOFF_S
-        elif not self._is_away:
-            log.warning("no controller at %s, trying on and on: %s", self._target, error.details())
-        self._is_away = True
+        trouble = "refuses this node" if refused else "is not reached"
+        if trouble != self._trouble:  # told once, not at every try
+            log.warning("the controller at %s %s: %s", self._target, trouble, error.details())
+        self._trouble = trouble
 
     def _hello(self, launcher: Launcher) -> rltune_pb2.AgentMessage:
         facts = self._telemetry.facts()
@@ -167,10 +171,12 @@ class AgentSession:
             facts=facts,
             ranks=launcher.reports(),
             advertise_address=self._identity.advertise_address,
+            cluster_id=self._membership.cluster_id(),
         )
         return rltune_pb2.AgentMessage(hello=to_pb(hello, rltune_pb2.Hello))
 
     async def _obey_welcome(self, welcome: Welcome, launcher: Launcher) -> None:
+        self._membership.join(welcome.cluster_id)
         log.info("joined the cluster at %s as %s", self._target, self._identity.node_name)
         if welcome.kill:
             log.warning("ending replaced attempts: %s", ", ".join(map(str, welcome.kill)))

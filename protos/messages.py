@@ -375,6 +375,8 @@ class Hello:
     """How peers reach this node; empty lets the controller take the connection's address."""
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
+    cluster_id: str = ""
+    """Of the cluster that the agent joined first; empty if it never joined one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +389,8 @@ class Welcome:
     """Ranks that are fenced: end them before anything is launched."""
     acknowledged: tuple[RankId, ...]
     """Ranks whose RELEASED report is recorded: forget them."""
+    cluster_id: str = ""
+    """Which cluster this is, whatever its name and address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2424,6 +2424,7 @@ class Hello(_message.Message):
     ADVERTISE_ADDRESS_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAJOR_FIELD_NUMBER: _builtins.int
     PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """Unique in the cluster."""
     node_id: _builtins.str
@@ -2438,6 +2439,8 @@ class Hello(_message.Message):
     """Another one is refused."""
     protocol_minor: _builtins.int
     """Another one is accepted."""
+    cluster_id: _builtins.str
+    """Of the cluster that it joined first; empty: none yet."""
     @_builtins.property
     def facts(self) -> Global___NodeFacts:
         """What the node is."""
@@ -2458,10 +2461,11 @@ class Hello(_message.Message):
         advertise_address: _builtins.str = ...,
         protocol_major: _builtins.int = ...,
         protocol_minor: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertise_address", b"advertise_address", "boot_id", b"boot_id", "facts", b"facts", "instance_id", b"instance_id", "node_id", b"node_id", "node_name", b"node_name", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertise_address", b"advertise_address", "boot_id", b"boot_id", "cluster_id", b"cluster_id", "facts", b"facts", "instance_id", b"instance_id", "node_id", b"node_id", "node_name", b"node_name", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2477,10 +2481,13 @@ class Welcome(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     """Silence of this length means DOWN."""
     heartbeat_s: _builtins.float
     """How often to send a heartbeat."""
+    cluster_id: _builtins.str
+    """Which cluster this is, whatever its name and address."""
     @_builtins.property
     def kill(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankId]:
         """Fenced: end them first."""
@@ -2496,10 +2503,11 @@ class Welcome(_message.Message):
         heartbeat_s: _builtins.float = ...,
         kill: _abc.Iterable[Global___RankId] | None = ...,
         acknowledged: _abc.Iterable[Global___RankId] | None = ...,
+        cluster_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "heartbeat_s", b"heartbeat_s", "kill", b"kill", "lease_s", b"lease_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "cluster_id", b"cluster_id", "heartbeat_s", b"heartbeat_s", "kill", b"kill", "lease_s", b"lease_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,8 @@ ALL_NODES = "SELECT * FROM nodes ORDER BY name"
 
 ALL_GPUS = "SELECT * FROM gpus ORDER BY node, position"
 
+CLUSTER_ID = "SELECT cluster_id FROM cluster"
+
 LAST_JOB_ID = "SELECT COALESCE(MAX(job_id), 0) FROM jobs"
 
 LAST_EVENT_ID = "SELECT COALESCE(MAX(event_id), 0) FROM events"

@@ -50,6 +50,8 @@ class Loaded:
     state: ClusterState
     last_job_id: int
     last_event_id: int
+    cluster_id: str
+    """Random, made with the database: which cluster this is, whatever its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Store:
         self._path = path
         self._lock_fd = _lock(path)
         try:
+            _refuse_emptied(path)
             with self._errors():
                 self._connection = _connect(path)
             try:
@@ -120,10 +123,11 @@ class Store:
                 for row in self._connection.execute(queries.ALL_NODES)
             ]
             last_job_id = self._scalar(queries.LAST_JOB_ID)
+            cluster_id = str(self._connection.execute(queries.CLUSTER_ID).fetchone()[0])
         state = ClusterState()
         state.absorb(as_changes(found))
         state.absorb(Changes(nodes={node.name: node for node in nodes}))
-        return Loaded(state, last_job_id, self._next_event_id - 1)
+        return Loaded(state, last_job_id, self._next_event_id - 1, cluster_id)
 
     def commit(self, changes: Changes, records: Sequence[Record]) -> list[ClusterEvent]:
         """Writes changes and their events in one transaction.
@@ -312,6 +316,15 @@ def _lock(database: Path) -> int:
             f"{database} is in use by another controller: stop it first, or use another folder"
         ) from error
     return descriptor
+
+
+def _refuse_emptied(path: Path) -> None:
+    """A file of no bytes is a database that was lost, not a new one."""
+    if path.exists() and path.stat().st_size == 0:
+        raise StoreUnavailable(
+            f"{path} is empty: its jobs are lost. Restore it from a backup, or move it away to "
+            "begin a new cluster (agents of the old one then need another --state-dir)"
+        )
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -285,14 +285,14 @@ def test_migrations_are_applied_once_and_in_order(path: Path, tmp_path: Path) ->
     folder.mkdir()
     for script in MIGRATIONS_FOLDER.glob("*.sql"):
         (folder / script.name).write_text(script.read_text())
-    (folder / "0002_more.sql").write_text("CREATE TABLE more (x INTEGER) STRICT;")
-    (folder / "0003_fill.sql").write_text("INSERT INTO more VALUES (7);")
+    (folder / "0003_more.sql").write_text("CREATE TABLE more (x INTEGER) STRICT;")
+    (folder / "0004_fill.sql").write_text("INSERT INTO more VALUES (7);")
     for _ in range(2):
         with Store(path, folder) as store:
             assert set(store.load().state.jobs) == {1}
     connection = sqlite3.connect(path)
     assert connection.execute("SELECT x FROM more").fetchall() == [(7,)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (4,)
     connection.close()
 
 
@@ -302,7 +302,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(path: Path, tmp_pa
     folder.mkdir()
     for script in MIGRATIONS_FOLDER.glob("*.sql"):
         (folder / script.name).write_text(script.read_text())
-    (folder / "0002_bad.sql").write_text("CREATE TABLE half (x INTEGER); INSERT INTO nowhere;")
+    (folder / "0003_bad.sql").write_text("CREATE TABLE half (x INTEGER); INSERT INTO nowhere;")
     with pytest.raises(StoreUnavailable):
         Store(path, folder)
     with Store(path) as store:
