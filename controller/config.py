@@ -90,10 +90,14 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         parser.error("--heartbeat must be between 0.1 and 60 seconds")
     if not 3 * args.heartbeat <= args.lease <= 3600:
         parser.error("--lease must be at least three heartbeats and at most an hour")
+    try:
+        state_dir = (args.state_dir or default_state_dir()).expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # the current folder or the home is gone
+        parser.error(f"--state-dir: give an absolute path ({error})")
     return ControllerConfig(
         host=host,
         port=port,
-        state_dir=(args.state_dir or default_state_dir()).expanduser().absolute(),
+        state_dir=state_dir,
         cluster=args.cluster,
         policy=args.policy,
         allocator=args.allocator,

@@ -100,8 +100,13 @@ def main() -> int:
     )
     try:
         lock = lock_state_dir(config.state_dir)
-    except (StateDirBusy, OSError) as error:
+    except StateDirBusy as error:
         log.error("%s", error)
+        return 2
+    except OSError as error:
+        log.error(
+            "cannot use %s (%s): give a --state-dir that can be written", config.state_dir, error
+        )
         return 2
     with lock:
         asyncio.run(run(config))

@@ -16,7 +16,8 @@ from protos.codec import InvalidMessage, check_node_name
 
 DEFAULT_CONTROLLER = "127.0.0.1:7817"
 MIN_LOG_LIMIT_BYTES = 64 * 1024
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?B)?", re.IGNORECASE)
+MIN_MEMORY_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ def parse_args(argv: list[str] | None = None) -> AgentConfig:
         parser.error(f"--controller {args.controller!r} is not HOST:PORT")
     if args.cpus is not None and args.cpus < 1:
         parser.error("--cpus must be at least 1")
+    if args.mem is not None and args.mem < MIN_MEMORY_BYTES:
+        parser.error("--mem must be at least 1M")
     if args.log_limit < MIN_LOG_LIMIT_BYTES:
         parser.error(f"--log-limit must be at least {MIN_LOG_LIMIT_BYTES} bytes")
     if args.mock_gpus is not None:
@@ -112,12 +115,17 @@ def parse_args(argv: list[str] | None = None) -> AgentConfig:
             ipaddress.ip_address(args.advertise)
         except ValueError:
             parser.error(f"--advertise {args.advertise!r} is not an IP address")
+    try:
+        state_dir = (args.state_dir or default_state_dir(args.name)).expanduser().absolute()
+        mock_faults = args.mock_faults.absolute() if args.mock_faults else None
+    except (OSError, RuntimeError) as error:  # the current folder or the home is gone
+        parser.error(f"--state-dir: give an absolute path ({error})")
     return AgentConfig(
         controller=args.controller,
         node_name=args.name,
-        state_dir=(args.state_dir or default_state_dir(args.name)).expanduser().absolute(),
+        state_dir=state_dir,
         mock_gpus=args.mock_gpus,
-        mock_faults=args.mock_faults.absolute() if args.mock_faults else None,
+        mock_faults=mock_faults,
         cpus=args.cpus,
         memory_bytes=args.mem,
         log_limit_bytes=args.log_limit,
@@ -135,7 +143,9 @@ def _size(text: str) -> int:
     """Bytes from `64G` (GiB), `64GiB` or `64GB` (1000^3)."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write e.g. 64G or 512M")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size with a unit; write e.g. 64G or 512M"
+        )
     number, prefix, unit = match.groups()
     base = 1000 if unit and unit.lower() == "b" else 1024
-    return int(float(number) * base ** ("KMGT".index(prefix.upper()) + 1 if prefix else 0))
+    return int(float(number) * base ** ("KMGT".index(prefix.upper()) + 1))

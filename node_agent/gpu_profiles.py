@@ -159,7 +159,7 @@ def parse_mock_gpus(text: str) -> list[GpuProfile]:
             )
         if colon and not re.fullmatch(r"[1-9][0-9]{0,3}", count_text):
             raise ValueError(
-                f"number of {profile.gpu_type} GPUs must be 1 or more, not {count_text!r} "
+                f"number of {profile.gpu_type} GPUs must be 1 to {_MAX_MOCK_GPUS}, not {count_text!r} "
                 f"in {text!r} (write e.g. P100:4,T4:2)"
             )
         profiles.extend([profile] * (int(count_text) if colon else 1))
