@@ -166,6 +166,14 @@ class AttemptDir:
         """Where the supervisor's own stderr goes."""
         return self.path / "supervisor.log"
 
+    def supervisor_log_end(self) -> str:
+        """The last line that the supervisor wrote, such as the error of a traceback."""
+        try:
+            lines = self.supervisor_log_path.read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line[:300] for line in reversed(lines) if line.strip()), "")
+
     @property
     def is_acknowledged(self) -> bool:
         """Whether the controller has recorded the end."""

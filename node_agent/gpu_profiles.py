@@ -159,8 +159,8 @@ def parse_mock_gpus(text: str) -> list[GpuProfile]:
             )
         if colon and not re.fullmatch(r"[1-9][0-9]{0,3}", count_text):
             raise ValueError(
-                f"number of {profile.gpu_type} GPUs must be 1 to {_MAX_MOCK_GPUS}, not {count_text!r} "
-                f"in {text!r} (write e.g. P100:4,T4:2)"
+                f"number of {profile.gpu_type} GPUs must be 1 to {_MAX_MOCK_GPUS}, "
+                f"not {count_text!r} in {text!r} (write e.g. P100:4,T4:2)"
             )
         profiles.extend([profile] * (int(count_text) if colon else 1))
     if len(profiles) > _MAX_MOCK_GPUS:

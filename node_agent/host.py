@@ -55,20 +55,20 @@ class HostSampler:
         psutil.cpu_percent(interval=None)
 
     def sample(self) -> HostSample:
-        """Takes a reading without waiting.
-
-        Raises:
-            OSError: the state folder is gone.
-        """
+        """Takes a reading without waiting; the disk is absent when the state folder is gone."""
         memory = psutil.virtual_memory()
-        disk = psutil.disk_usage(str(self._state_dir))
+        try:
+            disk = psutil.disk_usage(str(self._state_dir))
+        except OSError:
+            disk = None
         return HostSample(
             cpu_utilization_pct=psutil.cpu_percent(interval=None),
             load_1min=os.getloadavg()[0],
             memory_used_bytes=memory.total - memory.available,
             memory_total_bytes=memory.total,
-            disk_used_bytes=disk.used,
-            disk_total_bytes=disk.total,
+            # All that we may not fill counts as used, root's reserve too.
+            disk_used_bytes=None if disk is None else disk.total - disk.free,
+            disk_total_bytes=None if disk is None else disk.total,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 
 from node_agent.attempts import AttemptDir, ProcessIdentity, StopRequest
+from node_agent.supervisor import ERRNO_EXIT_BASE
 from protos.messages import ExitFacts, LaunchFault, RankPhase, RankReport, StopReason
 
 
@@ -60,10 +61,13 @@ class TrackedRank:
         return ExitFacts(stop_reason=self.stop_reason, message=message)
 
     def _supervisor_exit_word(self) -> str:
-        """It returns the errno of what it could not do."""
         code = self.supervisor_exit
         assert code is not None
-        return f"signal {-code}" if code < 0 else f"{os.strerror(code)} ({code})"
+        if code < 0:
+            return f"signal {-code}"
+        if code >= ERRNO_EXIT_BASE:
+            return os.strerror(code - ERRNO_EXIT_BASE)
+        return f"exit code {code}, {self.folder.supervisor_log_end() or 'nothing in its log'}"
 
 
 def report_from_disk(folder: AttemptDir) -> RankReport:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import marshal
 import os
 import pwd
 import py_compile
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from node_agent import supervisor
@@ -21,6 +24,38 @@ from node_agent.ports import PortPool
 from protos.messages import LaunchOrder
 
 TMP_PREFIX = "rltune-"
+PYC_HEADER_BYTES = 16
+
+
+log = logging.getLogger("rltune.agent")
+
+
+def _is_compiled(path: Path) -> bool:
+    """Whether a .pyc file is whole: Python itself would only notice at each launch."""
+    try:
+        return isinstance(marshal.loads(path.read_bytes()[PYC_HEADER_BYTES:]), CodeType)  # noqa: S302 - our own file
+    except (OSError, EOFError, ValueError, TypeError):
+        return False
+
+
+def _compile(source: Path, target: Path) -> bool:
+    """Compiles to a file that is whole or not there. Returns whether it is there."""
+    aside = target.with_suffix(".new")
+    try:
+        py_compile.compile(
+            str(source),
+            cfile=str(aside),
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+        if _is_compiled(aside):  # py_compile takes a short write for a good one
+            aside.replace(target)
+            return True
+        log.warning("the compiled supervisor is cut short in %s: is its disk full?", target.parent)
+    except OSError as error:
+        log.warning("the supervisor cannot be compiled into %s: %s", target.parent, error)
+    aside.unlink(missing_ok=True)
+    return False
 
 
 class Spawner:
@@ -47,16 +82,16 @@ class Spawner:
         self._program = Path()
 
     def prepare(self) -> None:
-        """Compiles the supervisor once: compiling it at each launch took 8 ms."""
+        """Compiles the supervisor once: compiling it at each launch took 8 ms.
+
+        A good file is kept, and where none can be written the source itself is run: a full disk
+        must not keep the agent from its running jobs, nor spoil launches for good.
+        """
         source = Path(supervisor.__file__)
         digest = hashlib.sha256(source.read_bytes() + sys.version.encode()).hexdigest()[:16]
-        self._program = self._state_dir / f"supervisor-{digest}.pyc"
-        py_compile.compile(
-            str(source),
-            cfile=str(self._program),
-            doraise=True,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
+        compiled = self._state_dir / f"supervisor-{digest}.pyc"
+        is_ready = _is_compiled(compiled) or _compile(source, compiled)
+        self._program = compiled if is_ready else source
         self.checkpoints_dir.mkdir(exist_ok=True, mode=0o700)
 
     def open_notifications(self) -> int:

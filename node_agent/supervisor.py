@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGCHLD, SIGCONT, SIGSTOP = 1, 2, 9, 15, 17, 18, 19
+ERRNO_EXIT_BASE = 64
 PR_SET_CHILD_SUBREAPER = 36
 CHUNK_BYTES = 1 << 20
 TAIL_BYTES = 64 << 10
@@ -729,7 +730,11 @@ def catch_signals() -> int:
 
 
 def main() -> int:
-    """Supervises the attempt whose folder is the only argument; returns an errno, or 0."""
+    """Supervises the attempt whose folder is the only argument.
+
+    Returns 0, or ERRNO_EXIT_BASE plus the errno of what it could not do, which Python's own 1
+    and 2 (a traceback, a program that cannot be read) are not mistaken for.
+    """
     wake_fd = catch_signals()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -737,7 +742,7 @@ def main() -> int:
     except FileExistsError:  # the agent gave this launch up before we came
         return 0
     except OSError as error:
-        return error.errno or 1
+        return ERRNO_EXIT_BASE + (error.errno or 0)
     try:
         supervisor.run(wake_fd)
     except BaseException:  # our own fault: the traceback goes to supervisor.log, the job ends

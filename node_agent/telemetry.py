@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 
 from node_agent.collector import CollectorClient
 from node_agent.config import AgentConfig
 from node_agent.host import HostSampler, host_facts
-from protos.messages import GpuFacts, NodeFacts, Telemetry, XidEvent
+from protos.messages import GpuFacts, HostSample, NodeFacts, Telemetry, XidEvent
+
+MIN_FREE_BYTES = 64 * 2**20
+MIN_FREE_FRACTION = 0.05
+
+
+def state_folder_health(host: HostSample, *, is_writable: bool) -> tuple[str, ...]:
+    """Why the node must not get work because of the disk with the agent's state folder.
+
+    Asked for is room for a few orders, statuses and the first output: 64 MB, or on a smaller disk
+    a twentieth of it. The reason goes by itself when there is room again.
+    """
+    used, total = host.disk_used_bytes, host.disk_total_bytes
+    if used is None or total is None:
+        return ("the agent's state folder is gone",)
+    if not is_writable:
+        return ("the agent's state folder cannot be written",)
+    free, needed = total - used, min(MIN_FREE_BYTES, int(total * MIN_FREE_FRACTION))
+    if free >= needed:
+        return ()
+    has, need = f"{free / 2**20:.1f} MiB", f"{needed / 2**20:.1f} MiB"
+    return (f"the disk with the agent's state folder has {has} free, new jobs need {need}",)
 
 
 class AgentTelemetry:
@@ -66,12 +88,17 @@ class AgentTelemetry:
     def sample(self) -> Telemetry:
         """The latest readings and how old they are."""
         latest = self._collector.latest
+        host = self._host.sample()
         return Telemetry(
             gpus=latest.samples if latest else (),
-            host=self._host.sample(),
+            host=host,
             telemetry_age_s=self._collector.age_s,
-            node_health=self._collector.node_health,
+            node_health=(*self._collector.node_health, *self._folder_health(host)),
         )
+
+    def _folder_health(self, host: HostSample) -> tuple[str, ...]:
+        is_writable = os.access(self._config.state_dir, os.W_OK | os.X_OK)
+        return state_folder_health(host, is_writable=is_writable)
 
     def take_xids(self) -> tuple[XidEvent, ...]:
         """Xid events that no heartbeat has carried yet."""

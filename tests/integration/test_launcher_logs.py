@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from node_agent import supervisor
 from node_agent.attempts import AttemptDir
 from node_agent.logs import read_log
+from node_agent.supervisor import ERRNO_EXIT_BASE
 from protos.messages import LogStream, OomKind, RankPhase, StopReason
 
 PYTHON = sys.executable
@@ -248,5 +249,5 @@ class TestFullDisk:
         with rank.start("true") as process:
             code = process.wait(timeout=30)
 
-        assert os.strerror(code) == "No space left on device"
+        assert os.strerror(code - ERRNO_EXIT_BASE) == "No space left on device"
         assert rank.folder.read_status() is None

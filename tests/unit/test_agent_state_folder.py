@@ -1,0 +1,70 @@
+"""A state folder without room takes the node out of service, and spoils nothing for later."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from node_agent import supervisor
+from node_agent.ports import PortPool
+from node_agent.spawning import Spawner
+from node_agent.telemetry import state_folder_health
+from protos.messages import HostSample
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "total_mib", "is_healthy"),
+    [(100, 100_000, True), (63, 100_000, False), (1, 8, True), (0, 8, False), (64, 2_000, True)],
+)
+def test_room_for_new_jobs(free_mib: int, total_mib: int, is_healthy: bool) -> None:
+    host = HostSample(
+        disk_used_bytes=(total_mib - free_mib) * MIB, disk_total_bytes=total_mib * MIB
+    )
+    reasons = state_folder_health(host, is_writable=True)
+    assert (reasons == ()) is is_healthy
+    assert all(f"{free_mib}.0 MiB free" in reason for reason in reasons)
+
+
+def test_a_folder_that_is_gone_or_read_only() -> None:
+    assert "gone" in state_folder_health(HostSample(), is_writable=True)[0]
+    there = HostSample(disk_used_bytes=0, disk_total_bytes=MIB)
+    assert "written" in state_folder_health(there, is_writable=False)[0]
+
+
+def spawner(state_dir: Path) -> Spawner:
+    return Spawner(
+        state_dir,
+        boot_id="b",
+        log_limit_bytes=1 << 20,
+        base_env=os.environ,
+        ports=PortPool("n", time.monotonic),
+        now=time.time,
+    )
+
+
+def test_the_compiled_supervisor_is_made_anew_only_when_it_is_not_whole(tmp_path: Path) -> None:
+    spawner(tmp_path).prepare()
+    (compiled,) = tmp_path.glob("supervisor-*.pyc")
+    whole = compiled.read_bytes()
+    made = compiled.stat().st_ino
+    spawner(tmp_path).prepare()
+    assert compiled.stat().st_ino == made
+    compiled.write_bytes(whole[: len(whole) // 2])
+    spawner(tmp_path).prepare()
+    assert compiled.read_bytes() == whole
+
+
+def test_the_source_is_run_where_nothing_can_be_compiled(tmp_path: Path) -> None:
+    spawner(tmp_path).prepare()
+    (compiled,) = tmp_path.glob("supervisor-*.pyc")
+    compiled.unlink()
+    compiled.with_suffix(".new").symlink_to("/dev/full")  # py_compile writes no such target
+    prepared = spawner(tmp_path)
+    prepared.prepare()
+    assert prepared._program == Path(supervisor.__file__)
+    assert not compiled.exists()
