@@ -4,7 +4,7 @@
     ├── InvalidRequest       the request breaks a rule; `field` names it
     │   └── Infeasible       no known node could ever hold the job
     ├── NotFound             no such job or node
-    ├── ControllerUnreachable  nobody answers at the address
+    ├── ControllerUnreachable  nobody listens at the address, or whoever does is silent
     ├── NodeUnreachable      the node that has the answer is gone
     ├── NotAllowed           the caller may not do that
     ├── TryAgain             not now: queue full, store read-only, an answer was lost
@@ -52,7 +52,7 @@ class NotFound(RltuneError):
 
 
 class ControllerUnreachable(RltuneError):
-    """Nobody answers at the controller's address."""
+    """Nobody listens at the controller's address, or whoever listens does not answer."""
 
     default_code = "controller_unreachable"
 

@@ -37,11 +37,24 @@ _BY_STATUS: dict[grpc.StatusCode, type[RltuneError]] = {
 }
 
 
+_SILENT = ("before receiving settings frame", "keepalive", "ping timeout")
+"""In gRPC's words for a connection that stands and on which nothing comes."""
+
+
 def unreachable(address: str, why: str) -> ControllerUnreachable:
-    """The error for an address where nobody answers."""
+    """The error for an address where nobody listens."""
     return ControllerUnreachable(
         f"cannot reach the controller at {address}: {why}",
         "start one with `rltune up` or set RLTUNE_CONTROLLER",
+    )
+
+
+def silent(address: str) -> ControllerUnreachable:
+    """The error for an address where somebody listens but does not answer."""
+    return ControllerUnreachable(
+        f"the controller at {address} accepts connections but does not answer",
+        "it is stopped, overloaded or hung: look at its process and its log, restart it if need "
+        "be; running jobs go on meanwhile",
     )
 
 
@@ -50,10 +63,11 @@ def from_rpc(error: grpc.Call, address: str) -> RltuneError:
     status = error.code()
     told = _told_by_server(error)
     details = error.details() or status.name
-    if not told and status is grpc.StatusCode.UNAVAILABLE:
-        return unreachable(address, _short(details))
     if not told and status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return unreachable(address, "it took the connection but did not answer in time")
+        return silent(address)
+    if not told and status is grpc.StatusCode.UNAVAILABLE:
+        is_silent = any(words in details.lower() for words in _SILENT)
+        return silent(address) if is_silent else unreachable(address, _short(details))
     if told.get("code") == NodeUnreachable.default_code:
         kind: type[RltuneError] = NodeUnreachable
     elif not told and "larger than max" in details:

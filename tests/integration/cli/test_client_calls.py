@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -150,6 +151,25 @@ def test_a_refused_connection_is_told_within_three_seconds():
     assert "127.0.0.1:1" in refused.value.message
     assert "refused" in refused.value.message
     assert "rltune up" in refused.value.hint
+
+
+def test_a_listener_that_stays_silent_is_no_reason_to_start_another_controller():
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = f"127.0.0.1:{hung.getsockname()[1]}"
+        with Client(address) as client, pytest.raises(ControllerUnreachable) as refused:
+            client.jobs()
+    assert address in refused.value.message
+    assert "accepts connections but does not answer" in refused.value.message
+    assert "rltune up" not in refused.value.hint
+
+
+def test_a_controller_that_falls_silent_is_told_as_such(client, controller, refusal):
+    job_id = controller.add(JobState.RUNNING)
+    controller.refusals = [refusal(grpc.StatusCode.DEADLINE_EXCEEDED)]
+    with pytest.raises(ControllerUnreachable) as refused:
+        client.requeue([job_id])
+    assert "accepts connections but does not answer" in refused.value.message
+    assert "rltune up" not in refused.value.hint
 
 
 def test_an_address_without_a_machine_is_told_within_bounds():
