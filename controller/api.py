@@ -28,6 +28,7 @@ log = logging.getLogger("rltune.api")
 
 MAX_LIST = 1000
 MAX_REQUEST_ID_BYTES = 128
+MAX_DETAIL_CHARS = 400
 ERROR_METADATA_KEY = "rltune-error-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -314,6 +315,8 @@ async def _abort(
     field: str = "",
 ) -> NoReturn:
     """End the call with a status, and the same as JSON in the trailing metadata."""
+    # Names from the request are part of it, and metadata has a limit of its own.
+    message, hint, field = (text[:MAX_DETAIL_CHARS] for text in (message, hint, field))
     detail = {"code": code, "message": message, "hint": hint, "field": field}
     await context.abort(status, message, ((ERROR_METADATA_KEY, json.dumps(detail).encode()),))
     raise AssertionError("unreachable: abort raises")

@@ -264,6 +264,10 @@ def check_job_spec(spec: JobSpec, path: str = "spec") -> None:
             f"{spec.gpus} GPUs cannot be shared equally by {spec.nodes} nodes",
             f"--gpus counts all nodes together: ask for a multiple of {spec.nodes}",
         )
+    if spec.gpu_types and not spec.gpus:
+        raise InvalidMessage(
+            f"{path}.gpu_types", "names a GPU type, but no GPU is asked for", "add --gpus N"
+        )
     for i, gpu_type in enumerate(spec.gpu_types):
         _check_word(gpu_type, f"{path}.gpu_types[{i}]")
     for name in ("time_limit_s", "time_estimate_s"):

@@ -12,6 +12,7 @@ Answers are the dataclasses of `protos.messages`; errors are those of `testbed.c
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ from testbed.client_rpc import Rpc
 from testbed.client_streams import LogMessage, stream_events, stream_logs
 from testbed.client_wait import wait_for_end
 from testbed.job_request import JobRequest, os_user
-from testbed.settings import DEFAULT_CONTROLLER
+from testbed.settings import load_settings
 
 PAGE_JOBS = 1000
 """The controller gives at most so many jobs an answer."""
@@ -61,7 +62,7 @@ class Client:
 
     def __init__(
         self,
-        controller: str = DEFAULT_CONTROLLER,
+        controller: str | None = None,
         *,
         user: str | None = None,
         patience_s: float | None = None,
@@ -70,13 +71,16 @@ class Client:
     ) -> None:
         """`controller` is `HOST:PORT`; `user` is who acts, by default the user of the system.
 
+        Without `controller` it is found as the command line finds it: RLTUNE_CONTROLLER, then the
+        settings file, then the default.
+
         `patience_s` is how long a question is tried again after the connection was lost
         (default: `client_rpc.UNARY_PATIENCE_S`).
         """
-        self.address = controller
+        self.address = controller or load_settings(os.environ, {}).controller
         self.user = user or os_user()
         self._monotonic = monotonic
-        self._rpc = rpc or Rpc(controller, patience_s=patience_s)
+        self._rpc = rpc or Rpc(self.address, patience_s=patience_s)
 
     def __enter__(self) -> Self:
         return self
@@ -339,4 +343,4 @@ def _results(answer: pb.JobActionsResponse) -> list[ActionResult]:
     return [from_pb(result, ActionResult) for result in answer.results]
 
 
-__all__ = ["DEFAULT_CONTROLLER", "ActionResult", "Client", "JobRequest", "LogMessage"]
+__all__ = ["ActionResult", "Client", "JobRequest", "LogMessage"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protos.messages import JobState, JobView
+from protos.messages import JobState, JobView, LaunchFault
 from testbed.cli.exit_codes import ExitCode, jobs_exit_code
 from testbed.cli.jobs import reason_word
 from testbed.cli.json_output import print_json
@@ -172,7 +172,9 @@ def wait_and_tell(
     def on_end(job: JobView) -> None:
         if tell_end is not None:
             run = format_duration(job.run_s)
-            tell_end(f"{job.job_id} {job.state} ({plain(reason_word(job))}) after {run}")
+            never_ran = job.exit is not None and job.exit.launch_fault is not LaunchFault.NONE
+            why = f": {plain(job.reason_text)}" if never_ran else ""
+            tell_end(f"{job.job_id} {job.state} ({plain(reason_word(job))}) after {run}{why}")
 
     try:
         return client.wait(job_ids, timeout_s=timeout_s, on_end=on_end)

@@ -29,6 +29,8 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     UNREACHABLE = 4
     NOT_ALLOWED = 5
+    OUTPUT_LOST = 74
+    """EX_IOERR: what was to be printed could not be."""
     TRY_AGAIN = 75
     TIMED_OUT = 124
     INTERRUPTED = 130

@@ -11,7 +11,14 @@ import typer
 from protos.messages import FINAL_JOB_STATES, JobState, JobView
 from testbed.cli.jobs import exit_word, job_color, nodes_word, state_word
 from testbed.cli.json_output import print_json
-from testbed.cli.options import ControllerFlag, JsonFlag, connect, read_states
+from testbed.cli.options import (
+    INT32_MAX,
+    ControllerFlag,
+    JsonFlag,
+    connect,
+    not_blank,
+    read_states,
+)
 from testbed.cli.text import ABSENT, Column, say, show_table, tell
 from testbed.client_errors import InvalidRequest
 from testbed.values import format_size
@@ -80,10 +87,12 @@ def history(
     state: Annotated[
         list[str] | None, typer.Option("--state", "-s", help="Only these final states.")
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Only this user's.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", callback=not_blank, help="Only this user's.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="Only this name.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Only the newest so many.")
+        int, typer.Option("--limit", "-n", min=1, max=INT32_MAX, help="Only the newest so many.")
     ] = DEFAULT_LIMIT,
     json: JsonFlag = False,
     controller: ControllerFlag = None,

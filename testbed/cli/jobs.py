@@ -10,11 +10,13 @@ import typer
 from protos.messages import AttemptView, ExitFacts, JobState, JobView, OomKind
 from testbed.cli.json_output import iso_utc, print_json
 from testbed.cli.options import (
+    INT32_MAX,
     UNFINISHED,
     ControllerFlag,
     JobArgument,
     JsonFlag,
     connect,
+    not_blank,
     read_states,
     select_job,
     select_jobs,
@@ -65,10 +67,12 @@ def jobs(
         list[str] | None,
         typer.Option("--state", "-s", help="Only these states, e.g. RUNNING or R,PD."),
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Only this user's.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", callback=not_blank, help="Only this user's.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="Only this name.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Only the newest so many.")
+        int, typer.Option("--limit", "-n", min=1, max=INT32_MAX, help="Only the newest so many.")
     ] = DEFAULT_LIMIT,
     json: JsonFlag = False,
     controller: ControllerFlag = None,

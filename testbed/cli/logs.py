@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protos.messages import JobView, LogStream
+from protos.messages import JobState, JobView, LaunchFault, LogStream
 from testbed.cli.exit_codes import ExitCode, job_exit_code
 from testbed.cli.jobs import state_word
 from testbed.cli.json_output import print_json
-from testbed.cli.options import ControllerFlag, JobArgument, JsonFlag, connect, select_job
+from testbed.cli.options import (
+    INT32_MAX,
+    ControllerFlag,
+    JobArgument,
+    JsonFlag,
+    connect,
+    not_blank,
+    select_job,
+)
 from testbed.cli.tail import last_lines
 from testbed.cli.text import plain, tell
 from testbed.client_errors import NotFound
@@ -38,14 +46,18 @@ def logs(
         typer.Option("--follow", "-f", help="Go on until the job has ended; exit with its code."),
     ] = False,
     tail: Annotated[
-        int | None, typer.Option(min=0, metavar="LINES", help="Only the last lines so far.")
+        int | None,
+        typer.Option(min=0, max=INT32_MAX, metavar="LINES", help="Only the last lines so far."),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", "--node-rank", min=0, help="Only this rank.")
+        int | None,
+        typer.Option("--rank", "--node-rank", min=0, max=INT32_MAX, help="Only this rank."),
     ] = None,
-    node: Annotated[str | None, typer.Option(help="Only the ranks on this node.")] = None,
+    node: Annotated[
+        str | None, typer.Option(callback=not_blank, help="Only the ranks on this node.")
+    ] = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="This attempt (default: the newest).")
+        int | None, typer.Option(min=1, max=INT32_MAX, help="This attempt (default: the newest).")
     ] = None,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only standard output.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only standard error.")] = False,
@@ -76,8 +88,9 @@ def logs(
         )
         by_rank = view.spec.nodes > 1 and rank is None
         notices = _write_json(messages) if json else _write_bytes(messages, prefixed=by_rank)
+        ended = client.job(job_id)
+        _tell_end(ended, always=follow)
         if follow:
-            ended = client.job(job_id)
             raise typer.Exit(job_exit_code(ended) if ended.state.is_final else ExitCode.OK)
     if notices:
         # Without --follow the only thing that the controller has to say is what it cannot reach.
@@ -102,6 +115,14 @@ def _tell_if_not_started(job: JobView, *, follow: bool) -> None:
     state = f"job {job.job_id} is {state_word(job)}" + (f" ({plain(why)})" if why else "")
     goes_on = follow and not job.state.is_final
     tell(f"{state}: waiting for its start" if goes_on else f"{state}: it has written nothing")
+
+
+def _tell_end(job: JobView, *, always: bool) -> None:
+    """How it ended, where its own output cannot say it."""
+    never_ran = job.exit is not None and job.exit.launch_fault is not LaunchFault.NONE
+    is_bad = job.state.is_final and job.state is not JobState.COMPLETED
+    if job.attempts and is_bad and (always or never_ran):
+        tell(f"rltune: job {job.job_id} is {job.state}: {plain(job.reason_text or job.reason)}")
 
 
 def _write_json(messages: Iterable[LogMessage]) -> int:

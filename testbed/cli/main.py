@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -37,8 +38,16 @@ GROUPS = {
 """Which module of this package registers which commands, in the order of `--help`."""
 
 
+_WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG})
+"""Of an open descriptor; the commands write to no other than standard output."""
+
+
 class PipeClosed(Exception):
     """Whoever read our output has left."""
+
+
+class OutputLost(Exception):
+    """Standard output cannot be written: a full disk, a closed descriptor."""
 
 
 class RltuneGroup(TyperGroup):
@@ -47,11 +56,13 @@ class RltuneGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a closed pipe is told apart before typer makes code 1 of it."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except BrokenPipeError:
             raise PipeClosed from None
-        return result
+        except OSError as error:
+            if error.filename is None and error.errno in _WRITE_ERRORS:
+                raise OutputLost(error.strerror) from None
+            raise
 
 
 def build_app(words: Sequence[str] = ()) -> typer.Typer:
@@ -102,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PipeClosed:
         _discard_output()
         return ExitCode.BROKEN_PIPE
+    except OutputLost as error:
+        _discard_output()
+        tell(f"error: standard output cannot be written: {error}")
+        return ExitCode.OUTPUT_LOST
     except RltuneError as error:
         _tell_error(error, as_json=as_json)
         return error_exit_code(error)
@@ -120,6 +135,7 @@ def _run(args: list[str]) -> int:
     command = typer.main.get_command(build_app(args))
     try:
         code = command.main(args=args, prog_name="rltune", standalone_mode=False)
+        _flush_output()
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except typer.Abort:
@@ -143,8 +159,17 @@ def _tell_error(error: RltuneError, *, as_json: bool) -> None:
             print_json_error(error)
         else:
             _tell_person(error)
-    except BrokenPipeError:
+    except OSError:
         _discard_output()
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise PipeClosed from None
+    except OSError as error:
+        raise OutputLost(error.strerror) from None
 
 
 def _tell_person(error: RltuneError) -> None:
@@ -159,7 +184,11 @@ def _several_lines(text: str) -> str:
 
 
 def _write_any_character() -> None:
-    """Never fail for a character that the terminal's encoding lacks."""
+    """Never fail for a character that the terminal's encoding lacks, nor for closed streams."""
+    if sys.stdout is None:  # started with >&-: writing fails, as on any descriptor that is bad
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

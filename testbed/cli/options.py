@@ -46,6 +46,21 @@ def connect(controller: str | None, *, patience_s: float | None = None) -> Clien
     return Client(settings_of(controller).controller, patience_s=patience_s)
 
 
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+def not_blank(value: str | None) -> str | None:
+    """Callback of options that filter: an unset shell variable must not widen the filter.
+
+    Raises:
+        typer.BadParameter: the option was given with nothing in it.
+    """
+    if value is not None and not value.strip():
+        raise typer.BadParameter("is empty; leave the option out if it shall not restrict")
+    return value
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ControllerFlag = Annotated[
     str | None,
@@ -60,7 +75,10 @@ JobsArgument = Annotated[
 ]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="12, last or @name.")]
 UserFlag = Annotated[
-    str | None, typer.Option("--user", "-u", help="Whose jobs `last`, `all` and @name mean.")
+    str | None,
+    typer.Option(
+        "--user", "-u", callback=not_blank, help="Whose jobs `last`, `all` and @name mean."
+    ),
 ]
 
 

@@ -146,8 +146,8 @@ def submit(
     flags = JobRequest(
         **_program(words or [], after_dashes=ctx.meta[AFTER_DASHES]),
         **_gpus(gpus, gpu_type),
-        name=name,
-        cwd=None if cwd is None else str(Path(cwd).absolute()),
+        name=None if name is None else _given("--name", name),
+        cwd=None if cwd is None else str(Path(_given("--cwd", cwd)).absolute()),
         env=_env(env or [], os.environ),
         nodes=nodes,
         cpus=cpus,
@@ -168,7 +168,7 @@ def submit(
     with connect(controller) as client:
         specs = [spec] * (count or file_count)
         job_ids = client.submit_many(specs, allow_infeasible=allow_infeasible)
-        talk.queued(job_ids, wait=wait)
+        _tell_queued(talk, job_ids, wait=wait)
         if not wait:
             return
         ended = wait_and_tell(client, job_ids, timeout_s=None, tell_end=talk.ended)
@@ -190,6 +190,15 @@ def _spec(request: JobRequest, *, own_options: set[str]) -> JobSpec:
             f"{misplaced} is an option of `rltune submit`, not of {request.workload}",
             f"put it before the name: rltune submit {misplaced} ... {request.workload}",
         ) from None
+
+
+def _tell_queued(talk: _Talk, job_ids: Sequence[int], *, wait: bool) -> None:
+    """Say the numbers; if nobody can read them, on stderr: the jobs are queued all the same."""
+    try:
+        talk.queued(job_ids, wait=wait)
+    except OSError:
+        tell(_submitted(job_ids))
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +295,19 @@ def _on_node_fail(requeue: bool | None, text: str | None) -> OnNodeFail | None:
     return meant
 
 
+def _given(option: str, text: str) -> str:
+    if not text.strip():
+        raise InvalidRequest(f"{option} is empty", "leave it out for the default", field=option)
+    return text
+
+
 def _optional(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
     return None if text is None else read(option, parse, text)
 
 
 def _check_here(spec: JobSpec, local: bool) -> None:
     """What only this side can know: the folder here, and a secret that others could read."""
-    if local and not Path(spec.cwd).is_dir():
+    if local and not os.path.isdir(spec.cwd):  # noqa: PTH112 - false, too, for a name too long
         raise InvalidRequest(
             f"--cwd: there is no folder {spec.cwd!r}", "make it, or name another", field="--cwd"
         )

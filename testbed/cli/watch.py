@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.cli.json_output import iso_utc, print_json
-from testbed.cli.options import UNFINISHED, ControllerFlag, JsonFlag, connect, read, select_jobs
+from testbed.cli.options import (
+    INT64_MAX,
+    UNFINISHED,
+    ControllerFlag,
+    JsonFlag,
+    connect,
+    not_blank,
+    read,
+    select_jobs,
+)
 from testbed.cli.text import plain, say
 from testbed.client_errors import ControllerUnreachable, InvalidRequest
 from testbed.values import parse_duration
@@ -34,19 +43,24 @@ def events(
         bool, typer.Option("--follow", "-f", help="Stay for what comes, until Ctrl-C.")
     ] = False,
     after: Annotated[
-        int, typer.Option(min=-1, help="Only events after this number; -1: only new ones.")
+        int,
+        typer.Option(
+            min=-1, max=INT64_MAX, help="Only events after this number; -1: only new ones."
+        ),
     ] = 0,
     job: Annotated[
         list[str] | None, typer.Option("--job", metavar="JOBS", help="Only these jobs.")
     ] = None,
-    node: Annotated[str, typer.Option(help="Only this node.")] = "",
+    node: Annotated[str | None, typer.Option(callback=not_blank, help="Only this node.")] = None,
     json: JsonFlag = False,
     controller: ControllerFlag = None,
 ) -> None:
     """Print the event log, oldest first; with --json one event a line."""
     with connect(controller) as client:
         job_ids = select_jobs(client, job or (), states=())
-        stream = client.events(after_event_id=after, job_ids=job_ids, node=node, follow=follow)
+        stream = client.events(
+            after_event_id=after, job_ids=job_ids, node=node or "", follow=follow
+        )
         for event in stream:
             if json:
                 print_json({"event": event})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from testbed.client import Client
 from testbed.local import LocalCluster
 
 RLTUNE = str(Path(sys.prefix) / "bin" / "rltune")
@@ -109,6 +110,16 @@ def _wait_for_step(rltune: Cli, job_id: str, step: int) -> None:
         (["submit", "--gpus", "999", "--", "true"], 2, ["999", "4"]),
         (["submit", "--gpus", "-1", "--", "true"], 2, ["gpus"]),
         (["submit", "--gpu-type", "Z9000", "--gpus", "1", "--", "true"], 2, ["Z9000", "P100"]),
+        (["submit", "--gpu-type", "P100", "--", "true"], 2, ["--gpus"]),
+        (["submit", "--cwd", "", "--", "true"], 2, ["--cwd"]),
+        (["submit", "--name", " ", "--", "true"], 2, ["--name"]),
+        (["submit", "--cwd", "/" + "é" * 5000, "--", "true"], 2, ["--cwd"]),
+        (["jobs", "--user", ""], 2, ["--user"]),
+        (["events", "--node", ""], 2, ["--node"]),
+        (["events", "--after", "9" * 23], 2, ["--after"]),
+        (["logs", "1", "--tail", "9" * 23], 2, ["--tail"]),
+        (["logs", "1", "--attempt", "9" * 23], 2, ["--attempt"]),
+        (["resume", "é" * 5000], 3, ["no node"]),
         (["submit", "--time", "-5m", "--", "true"], 2, ["-5m"]),
         (["submit", "--time", "90", "--", "true"], 2, ["90s", "90m"]),
         (["submit", "--mem", "lots", "--", "true"], 2, ["lots"]),
@@ -181,3 +192,45 @@ def test_submit_wait_and_wait_return_the_jobs_own_code(rltune: Cli, script: str,
 def test_a_time_limit_gives_124(rltune: Cli) -> None:
     done = rltune("submit", "--wait", "--time", "1s", "--grace", "1s", "--", "sleep", "60")
     assert done.returncode == 124
+
+
+def test_a_job_that_cannot_start_says_why_where_one_looks(rltune: Cli) -> None:
+    done = rltune("submit", "--wait", "--", "no-such-program-here")
+    assert done.returncode == 1
+    assert "no-such-program-here" in done.stdout
+    job_id = str(rltune.json("jobs", "--all")["jobs"][-1]["job_id"])
+    for args in (["logs", job_id], ["logs", "-f", job_id]):
+        assert "no-such-program-here" in rltune(*args).stderr
+
+
+@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("command", ["nodes --json", "jobs --all", "submit -q --hold -- true"])
+def test_output_that_cannot_be_written_is_told_and_loses_no_job_number(
+    rltune: Cli, command: str, redirection: str
+) -> None:
+    before = len(rltune.json("jobs", "--all")["jobs"])
+    done = subprocess.run(
+        ["sh", "-c", f"{RLTUNE} {command} {redirection}"],
+        env=rltune.env,
+        cwd=rltune.cwd,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 74, done.stderr
+    assert "standard output cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    after = rltune.json("jobs", "--all")["jobs"]
+    if command.startswith("submit"):
+        assert len(after) == before + 1
+        assert f"submitted job {after[-1]['job_id']}" in done.stderr
+        rltune("cancel", str(after[-1]["job_id"]))
+
+
+def test_the_python_client_finds_the_controller_as_the_command_line_does(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLTUNE_CONTROLLER", cluster.address)
+    with Client() as client:
+        assert client.info().nodes_total == 1

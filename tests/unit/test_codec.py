@@ -111,7 +111,8 @@ def test_reports_and_orders_come_back() -> None:
         ({"time_limit_s": 0.0}, "spec.time_limit_s"),
         ({"grace_s": -1.0}, "spec.grace_s"),
         ({"qos": "urgent"}, "spec.qos"),
-        ({"gpu_types": ("a b",)}, "spec.gpu_types[0]"),
+        ({"gpu_types": ("a b",), "gpus": 1}, "spec.gpu_types[0]"),
+        ({"gpu_types": ("P100",)}, "spec.gpu_types"),
         ({"priority": 2**40}, "spec.priority"),
     ],
 )
