@@ -144,20 +144,20 @@ class Writer:
                 _refuse([self._queue.get_nowait()], StoreUnavailable("the controller is stopping"))
 
     async def _serve(self, batch: list[_Command[Any]]) -> None:
+        settled = {job_id for command in batch for job_id in command.job_ids}
         try:
             requests = await self._fetch(batch)
             transaction = Transaction(self._state, self._last_job_id, requests)
             done = await self._run(batch, transaction)
             await self._commit(transaction, done)
+            changed = transaction.draft.changes
+            settled |= {*changed.jobs, *(job_id for job_id, _ in changed.attempts)}
         except StoreUnavailable as error:
             log.error("nothing was stored: %s", error)
             _refuse(batch, error)
         finally:
             # Nobody waits for ever, not even when we are cancelled here.
             _refuse(batch, StoreUnavailable("the controller stopped before it could answer"))
-        fetched = [job_id for command in batch for job_id in command.job_ids]
-        changed = transaction.draft.changes
-        settled = {*fetched, *changed.jobs, *(job_id for job_id, _ in changed.attempts)}
         self._state.forget_settled(sorted(settled))
 
     async def _run(

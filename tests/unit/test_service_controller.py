@@ -783,6 +783,16 @@ async def test_a_locked_database_is_told_and_recovered_from(bench: Bench, tmp_pa
     assert bench.service.nodes()[0].state == "DOWN", "it is tried again"
 
 
+async def test_a_store_that_cannot_be_read_fails_who_asked_and_not_the_writer(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.store._connection.execute("ALTER TABLE jobs RENAME TO away")
+    with pytest.raises(StoreUnavailable, match="no such table"):
+        await bench.service.requeue([12_345], "alice")  # looked for in the store
+    bench.store._connection.execute("ALTER TABLE away RENAME TO jobs")
+    assert await bench.submit("1") == 1
+
+
 async def test_one_bad_command_of_a_batch_fails_alone(bench: Bench) -> None:
     job_id = await bench.submit("1")
     writer = bench.service._core.writer
