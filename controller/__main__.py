@@ -88,7 +88,8 @@ async def run(config: ControllerConfig, store: Store) -> None:
         sleep=asyncio.sleep,
     )
     healthy = health.aio.HealthServicer()
-    server, address = _bind(config, service, dispatch, healthy)
+    gateway = Gateway(service, dispatch)
+    server, address = _bind(config, service, gateway, healthy)
     await service.load()
     async with asyncio.TaskGroup() as tasks:
         running = [
@@ -109,6 +110,7 @@ async def run(config: ControllerConfig, store: Store) -> None:
         )
         await stop.wait()
         log.info("stopping; running jobs go on and are found again at the next start")
+        gateway.close()
         await server.stop(STOP_GRACE_S)
         for task in running:
             task.cancel()
@@ -123,11 +125,10 @@ async def _tick(service: Service) -> None:
 def _bind(
     config: ControllerConfig,
     service: Service,
-    dispatch: Dispatch,
+    gateway: Gateway,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    gateway = Gateway(service, dispatch)
     rltune_pb2_grpc.add_ControllerServicer_to_server(ControllerApi(service, gateway), server)
     rltune_pb2_grpc.add_AgentGatewayServicer_to_server(gateway, server)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)

@@ -108,15 +108,16 @@ class Agents:
         core = self._core
         session = core.sessions.get(node)
         known = core.state.node(node)
+        # Kept also when the heartbeat is refused: an agent tells an Xid once.
+        critical = tuple(xid for xid in telemetry.xids if xid.xid in CRITICAL_XIDS)
+        if critical and known is not None and known.instance_id == instance_id:
+            self._xids[node] = self._xids.get(node, ()) + critical
         if session is None or session.instance_id != instance_id or known is None:
             raise Refused("stale_session", f"the session of node {node} is over: say Hello again")
         monotonic_s = core.monotonic()
         core.leases.begin(node, monotonic_s)
         core.account.sample(core.state, node, telemetry, monotonic_s)
         core.heard[node] = Heard(telemetry, monotonic_s)
-        critical = tuple(xid for xid in telemetry.xids if xid.xid in CRITICAL_XIDS)
-        if critical:
-            self._xids[node] = self._xids.get(node, ()) + critical
         event = self._health_news(known, telemetry)
         if event is None:
             return

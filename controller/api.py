@@ -20,6 +20,7 @@ from controller.service import (
     StoreUnavailable,
     Submission,
 )
+from controller.store.errors import StoreDamaged
 from protos import rltune_pb2, rltune_pb2_grpc
 from protos.codec import InvalidMessage, enum_from_pb, enum_to_pb, to_pb, valid_job_spec
 from protos.messages import AdminState, JobState, LogStream
@@ -270,7 +271,9 @@ async def _answered(wish: Awaitable[T], context: Context) -> T:
             grpc.StatusCode.UNAVAILABLE,
             str(error),
             code="store_unavailable",
-            hint="nothing was changed; free disk space on the controller and try again",
+            hint="nothing was changed"
+            if isinstance(error, StoreDamaged)
+            else "nothing was changed; free disk space on the controller and try again",
         )
 
 

@@ -6,15 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from controller.accounting import FairShare, TelemetryAccount
 from controller.dispatch import Dispatch
 from controller.leases import Deadlines, Heard, Session
 from controller.lifecycle.attempt import Attempt, AttemptKey
 from controller.lifecycle.job import Job
+from controller.lifecycle.node import Node
 from controller.lifecycle.state import Changes
 from controller.scheduler.types import Decision, WaitNote
 from controller.snapshot import SnapshotBuilder
+from controller.store.errors import StoreUnavailable
 from controller.store.store import EndedUsage, Loaded, Store
 from controller.store.thread import StoreThread
 from controller.watch import EventFeed
@@ -48,6 +51,8 @@ class CycleStats:
     cycles: int = 0
     last_cycle_s: float | None = None
     fallbacks: int = 0
+    last_fallback: str = ""
+    """Why the last one was; empty when there was none."""
     last_error: str = ""
     """Of the last cycle; empty when it went well."""
 
@@ -86,8 +91,11 @@ class Core:
         self.paused_jobs: set[int] = set()
         self.decision: Decision | None = None
         self.stats = CycleStats()
+        self.store_error = ""
+        """Why the store cannot be used and since when; empty when the last commit went well."""
         self.changed = asyncio.Event()
         """Something happened that a scheduling cycle should see."""
+        self._store_fails_since = ""
         self._fair_share = FairShare(terms.half_life_s, ended_usage)
         self.snapshots = SnapshotBuilder(self.state, self._fair_share, self.is_connected)
         self._begin_terms()
@@ -123,6 +131,13 @@ class Core:
         """Whether the node's agent has an open session."""
         session = self.sessions.get(node)
         return session is not None and session.streams > 0
+
+    def silent_s(self, node: Node) -> float:
+        """How long nothing was heard of a node; since its loss if that was before our start."""
+        heard = self.heard.get(node.name)
+        if heard is not None:
+            return self.monotonic() - heard.at_s
+        return self.now() - node.lost_at_s[-1] if node.lost_at_s else 0.0
 
     def note_of(self, job_id: int) -> WaitNote | None:
         """Why the last cycle did not start a job."""
@@ -183,6 +198,17 @@ class Core:
                 ended_at_s = attempt.ended_at_s or 0.0
                 gpu_s = attempt.gpus * attempt.run_s(ended_at_s)
                 self._fair_share.add(EndedUsage(job_now.user, ended_at_s, gpu_s))
+
+    def store_failed(self, error: StoreUnavailable) -> None:
+        """Notes since when, and why, the store cannot be used."""
+        if not self.store_error:
+            since = datetime.fromtimestamp(self.now(), UTC).isoformat(timespec="seconds")
+            self._store_fails_since = since.replace("+00:00", "Z")
+        self.store_error = f"store: {error}; since {self._store_fails_since}"
+
+    def store_works(self) -> None:
+        """The store can be used again."""
+        self.store_error = ""
 
     def has_committed(self, committed: Committed) -> None:
         """Performs effects and tells everybody who waits."""

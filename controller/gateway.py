@@ -58,11 +58,20 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
         self._dispatch = dispatch
         self._sessions: dict[str, _Session] = {}
         self._request_ids = itertools.count(1)
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ends all sessions and refuses new ones: the controller stops. Agents come again."""
+        self._is_closed = True
+        for session in self._sessions.values():
+            session.replaced.set()
 
     # The read/write form of a stream returns None; the stubs know only the generator form.
     async def AgentSession(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         """Serve one agent until its stream ends or another session of it takes over."""
         hello = await _read_hello(context)
+        if self._is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is stopping")
         address = hello.advertise_address or _peer_address(context.peer())
         try:
             welcome = await self._service.agent_hello(hello, address)
@@ -84,6 +93,8 @@ class Gateway(rltune_pb2_grpc.AgentGatewayServicer):
 
     def _replace_session(self, hello: Hello) -> _Session:
         session = _Session(hello.node_name, hello.instance_id)
+        if self._is_closed:  # while Hello was recorded
+            session.replaced.set()
         older = self._sessions.get(session.node)
         if older is not None:
             older.replaced.set()

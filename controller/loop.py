@@ -90,6 +90,7 @@ class SchedulingLoop:
             stats.last_cycle_s = self._monotonic() - began_s
             if decision.fallback:
                 stats.fallbacks += 1
+                stats.last_fallback = decision.fallback
                 log.warning("the allocator fell back: %s", decision.fallback)
             await self._service.commit_decision(decision, snapshot.version)
             if decision.wake_at_s is not None:

@@ -11,6 +11,7 @@ from controller.agents import Agents
 from controller.core import Core, CycleStats, Terms
 from controller.dispatch import Dispatch
 from controller.errors import NoSuchNode, Refused, Rejected
+from controller.lifecycle.attempt import Attempt
 from controller.lifecycle.events import NodeDrained, NodeResumed
 from controller.lifecycle.job import Job
 from controller.placing import place_all
@@ -150,30 +151,27 @@ class Service:
 
     async def job(self, job_id: int) -> JobView | None:
         """A job, running or finished; None if there is none of that number."""
+        found = await self._found(job_id)
+        return None if found is None else job_view(self._core, *found)
+
+    async def _found(self, job_id: int) -> tuple[Job, tuple[Attempt, ...]] | None:
         job = self._core.state.job(job_id)
         if job is not None:
-            return self._view(job)
-        found = await self._store.call(Store.jobs_by_id, [job_id])
-        if not found.jobs:
-            return None
-        return job_view(found.jobs[0], found.attempts.get(job_id, ()), None, self._now())
+            return job, self._core.state.job_attempts(job)
+        rows = await self._store.call(Store.jobs_by_id, [job_id])
+        return (rows.jobs[0], rows.attempts.get(job_id, ())) if rows.jobs else None
 
     async def jobs(self, wanted: JobFilter) -> list[JobView]:
         """The jobs that pass the filter, newest first."""
         if wanted.states and not any(state.is_final for state in wanted.states):
             live = sorted(self._core.state.jobs.values(), key=lambda job: -job.job_id)
             found = [job for job in live if _passes(job, wanted)]
-            return [self._view(job) for job in found[: wanted.limit]]
+            state = self._core.state
+            return [
+                job_view(self._core, job, state.job_attempts(job)) for job in found[: wanted.limit]
+            ]
         rows = await self._store.call(Store.jobs, wanted)
-        now_s = self._now()
-        return [
-            job_view(job, rows.attempts.get(job.job_id, ()), self._core.note_of(job.job_id), now_s)
-            for job in rows.jobs
-        ]
-
-    def _view(self, job: Job) -> JobView:
-        attempts = self._core.state.job_attempts(job)
-        return job_view(job, attempts, self._core.note_of(job.job_id), self._now())
+        return [job_view(self._core, job, rows.attempts.get(job.job_id, ())) for job in rows.jobs]
 
     def nodes(self) -> list[NodeView]:
         """All nodes that ever joined, by name."""
@@ -217,20 +215,16 @@ class Service:
             cycles=core.stats.cycles,
             last_cycle_s=core.stats.last_cycle_s,
             fallbacks=core.stats.fallbacks,
-            last_error=core.stats.last_error,
+            last_error="; ".join(filter(None, (core.store_error, core.stats.last_error))),
+            last_fallback=core.stats.last_fallback,
         )
 
     async def explain(self, job_id: int) -> Explanation | None:
         """Why a job waits, or why it went where it went; None if there is no such job."""
-        core = self._core
-        view = await self.job(job_id)
-        if view is None:
+        found = await self._found(job_id)
+        if found is None:
             return None
-        attempt = core.state.attempt((job_id, len(view.attempts)))
-        if attempt is None and view.attempts:
-            rows = await self._store.call(Store.jobs_by_id, [job_id])
-            attempt = rows.attempts[job_id][-1]
-        return explanation(view, attempt, core.decision)
+        return explanation(job_view(self._core, *found), found[1], self._core.decision)
 
     def watch(
         self,

@@ -17,6 +17,7 @@ from controller.scheduler.types import (
     RankPlacement,
     RunningJob,
     WaitingJob,
+    WaitReason,
 )
 from protos.messages import JobState
 
@@ -61,7 +62,17 @@ def node_capacity(state: StateView, node: Node, *, is_connected: bool) -> NodeCa
         memory_total_bytes=node.facts.memory_bytes,
         memory_free_bytes=node.facts.memory_bytes - memory_bytes,
         reasons=against,
+        closed_word=_closed_word(node, is_connected=is_connected),
     )
+
+
+def _closed_word(node: Node, *, is_connected: bool) -> WaitReason:
+    """Why a node does not accept work, the hardest to mend first."""
+    if not (is_connected and node.is_connected):
+        return WaitReason.NODE_DOWN
+    if node.health or node.faults:
+        return WaitReason.NODE_UNHEALTHY
+    return WaitReason.NODE_DRAINED
 
 
 class SnapshotBuilder:

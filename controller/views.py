@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from controller.core import Core
 from controller.leases import Heard
-from controller.lifecycle.attempt import Attempt
+from controller.lifecycle.attempt import Attempt, end_words
 from controller.lifecycle.job import Job
-from controller.lifecycle.node import Node, reasons, state_word
-from controller.lifecycle.state import StateView, held_on
+from controller.lifecycle.node import Node, gpus_out_of_service, reasons, state_word
+from controller.lifecycle.state import StateView, held_on, lost_since_s
 from controller.scheduler import explain
 from controller.scheduler.types import Decision, WaitNote, WaitReason
 from controller.snapshot import NOT_CONNECTED
 from protos.messages import (
+    AttemptState,
     AttemptView,
     Explanation,
     GpuView,
@@ -20,22 +22,20 @@ from protos.messages import (
     JobView,
     NodeView,
     RankView,
+    Telemetry,
 )
 
+NODE_IS_DOWN = "node is DOWN"
+ENDS_TOLD = 5
+"""As many earlier attempts as an explanation tells of, the last ones."""
 
-def job_view(job: Job, attempts: Sequence[Attempt], note: WaitNote | None, now_s: float) -> JobView:
-    """A job with its attempts, oldest first.
 
-    Args:
-        job: the job.
-        attempts: all of its attempts.
-        note: why the last scheduling cycle did not start it.
-        now_s: the time to which a wait or a run still counts.
-    """
+def job_view(core: Core, job: Job, attempts: Sequence[Attempt]) -> JobView:
+    """A job with all of its attempts, oldest first."""
+    now_s = core.now()
     newest = attempts[-1] if attempts else None
-    # An attempt out of sight stops counting when its job has ended without it.
-    until_s = now_s if job.ended_at_s is None else job.ended_at_s
-    reason, text = _reason(job, note)
+    runs_s = _runs_s(core.state, job, attempts, now_s)
+    reason, text = _reason(core, job, newest)
     return JobView(
         job_id=job.job_id,
         spec=job.spec,
@@ -48,20 +48,67 @@ def job_view(job: Job, attempts: Sequence[Attempt], note: WaitNote | None, now_s
         started_at_s=job.started_at_s,
         ended_at_s=job.ended_at_s,
         wait_s=_wait_s(job, now_s),
-        run_s=sum(attempt.run_s(until_s) for attempt in attempts),
-        gpu_s=sum(attempt.gpus * attempt.run_s(until_s) for attempt in attempts),
+        run_s=runs_s[-1] if runs_s else 0.0,
+        gpu_s=sum(a.gpus * run_s for a, run_s in zip(attempts, runs_s, strict=True)),
         exit=job.exit,
         exit_node_rank=job.exit_node_rank,
         attempts=tuple(_attempt_view(attempt) for attempt in attempts),
     )
 
 
-def _reason(job: Job, note: WaitNote | None) -> tuple[str, str]:
+def _runs_s(
+    state: StateView, job: Job, attempts: Sequence[Attempt], now_s: float
+) -> tuple[float, ...]:
+    """How long each attempt ran. One out of sight counts up to its loss.
+
+    When its node is back, or the loss is no longer known, it counts at most until its job went on
+    without it: waited again, got the next attempt, or ended.
+    """
+    runs_s = []
+    for attempt, later in zip(attempts, (*attempts[1:], None), strict=False):
+        bounds = [lost_since_s(state, attempt), job.ended_at_s]
+        if later is not None:
+            bounds.append(later.created_at_s)
+        elif job.state is JobState.PENDING:
+            bounds.append(job.eligible_at_s)
+        runs_s.append(attempt.run_s(min((b for b in bounds if b is not None), default=now_s)))
+    return tuple(runs_s)
+
+
+def _reason(core: Core, job: Job, newest: Attempt | None) -> tuple[str, str]:
     if job.state is JobState.HELD:
         return WaitReason.HELD, "held; release it to let it run"
-    if job.state is JobState.PENDING and note is not None:
-        return note.reason, explain.describe(note, job.spec)
+    if job.state is JobState.PENDING:
+        return _wait_reason(job, newest, core.note_of(job.job_id))
+    if newest is not None and _waits_for_its_node(job, newest):
+        return WaitReason.NODE_DOWN, _silence(core, job, newest)
     return job.reason, job.reason_text
+
+
+def _wait_reason(job: Job, newest: Attempt | None, note: WaitNote | None) -> tuple[str, str]:
+    """Why it waits, with how its last attempt ended if it waits again."""
+    if note is None:
+        reason, text = str(job.reason), ""
+    else:
+        reason, text = note.reason, explain.describe(note, job.spec)
+    if newest is not None:
+        text = f"{end_words(newest)}; waits again{f': {text}' if text else ''}"
+    return reason, text
+
+
+def _waits_for_its_node(job: Job, newest: Attempt) -> bool:
+    return job.state.is_active and newest.state is AttemptState.LOST
+
+
+def _silence(core: Core, job: Job, attempt: Attempt) -> str:
+    """Which nodes of an attempt are away, for how long, and what that means to its job."""
+    away = [
+        f"node {name} is silent for {core.silent_s(node):.0f} s"
+        for name in dict.fromkeys(rank.node for rank in attempt.ranks if not rank.has_ended)
+        if (node := core.state.node(name)) is not None and not node.is_connected
+    ]
+    policy = f"on-node-fail {job.spec.on_node_fail.lower()}"
+    return f"{', '.join(away)}; {policy}: it waits for the node's return"
 
 
 def _wait_s(job: Job, now_s: float) -> float:
@@ -98,24 +145,31 @@ def _attempt_view(attempt: Attempt) -> AttemptView:
     )
 
 
-def explanation(view: JobView, attempt: Attempt | None, decision: Decision | None) -> Explanation:
-    """Why a job waits, or why its newest attempt went where it went."""
+def explanation(
+    view: JobView, attempts: Sequence[Attempt], decision: Decision | None
+) -> Explanation:
+    """Why a job waits, or why its newest attempt went where it went; how earlier ones ended."""
     if view.state is JobState.PENDING:
-        return _explained_wait(view, decision)
+        return _explained_wait(view, attempts, decision)
+    newest = attempts[-1] if attempts else None
     text = view.reason_text
     if view.state.is_active:
-        text = "being stopped" if view.completing else view.state.lower()
+        word = "being stopped" if view.completing else view.state.lower()
+        text = f"{word}, out of sight: {text}" if text else word
+    why = () if newest is None else newest.why
     return Explanation(
         job_id=view.job_id,
         state=view.state,
         reason=view.reason,
         text=text,
-        lines=() if attempt is None else attempt.why,
-        terms={} if attempt is None else attempt.terms,
+        lines=(*why, *map(end_words, attempts[:-1][-ENDS_TOLD:])),
+        terms={} if newest is None else newest.terms,
     )
 
 
-def _explained_wait(view: JobView, decision: Decision | None) -> Explanation:
+def _explained_wait(
+    view: JobView, attempts: Sequence[Attempt], decision: Decision | None
+) -> Explanation:
     lines: tuple[str, ...] = ()
     terms: Mapping[str, float] = {}
     if decision is not None:
@@ -124,13 +178,17 @@ def _explained_wait(view: JobView, decision: Decision | None) -> Explanation:
         terms = next((entry.terms for entry in entries), {})
     if not lines:
         lines = ("no scheduling cycle has looked at it yet",)
-    return Explanation(view.job_id, view.state, view.reason, lines[0], lines[1:], terms)
+    further = (*lines[1:], *map(end_words, attempts[-ENDS_TOLD:]))
+    return Explanation(view.job_id, view.state, view.reason, lines[0], further, terms)
 
 
 def node_view(
     state: StateView, node: Node, heard: Heard | None, *, is_connected: bool, monotonic_s: float
 ) -> NodeView:
-    """A node with its GPUs and who holds them."""
+    """A node with its GPUs and who holds them.
+
+    Readings of a node that is DOWN are not shown: they are not current.
+    """
     held = held_on(state, node.name)
     holders: dict[str, int] = {}
     jobs: list[int] = []
@@ -146,28 +204,34 @@ def node_view(
     against = reasons(node)
     if node.is_connected and not is_connected:
         against = (NOT_CONNECTED, *against)
+    sick = gpus_out_of_service(node)
+    telemetry = None if heard is None or not node.is_connected else heard.telemetry
     return NodeView(
         name=node.name,
         state=state_word(node, is_busy=bool(held)),
         admin=node.admin,
-        reasons=against,
+        reasons=(*against, sick) if sick else against,
         address=node.address,
         facts=node.facts,
-        host=None if heard is None else heard.telemetry.host,
-        gpus=_gpu_views(node, heard, holders),
+        host=None if telemetry is None else telemetry.host,
+        gpus=_gpu_views(node, telemetry, holders),
         cpus_used=cpus,
         memory_used_bytes=memory_bytes,
         last_seen_s_ago=None if heard is None else monotonic_s - heard.at_s,
-        telemetry_age_s=None if heard is None else heard.telemetry.telemetry_age_s,
+        telemetry_age_s=None if telemetry is None else telemetry.telemetry_age_s,
         jobs=tuple(jobs),
     )
 
 
-def _gpu_views(node: Node, heard: Heard | None, holders: dict[str, int]) -> tuple[GpuView, ...]:
-    samples = {} if heard is None else {sample.uuid: sample for sample in heard.telemetry.gpus}
+def _gpu_views(
+    node: Node, telemetry: Telemetry | None, holders: dict[str, int]
+) -> tuple[GpuView, ...]:
+    samples = {} if telemetry is None else {sample.uuid: sample for sample in telemetry.gpus}
     views = []
     for gpu in node.facts.gpus:
         against = node.gpu_reasons(gpu.uuid)
+        if not node.is_connected:
+            against = (NODE_IS_DOWN, *against)
         views.append(
             GpuView(
                 node=node.name,

@@ -93,6 +93,12 @@ class Listener(Protocol):
     def has_committed(self, committed: Committed) -> None:
         """Memory is as on disk."""
 
+    def store_failed(self, error: StoreUnavailable) -> None:
+        """The store could not be used: nothing has changed."""
+
+    def store_works(self) -> None:
+        """A transaction has just been stored."""
+
 
 class Writer:
     """The one task that changes the state."""
@@ -154,6 +160,7 @@ class Writer:
             settled |= {*changed.jobs, *(job_id for job_id, _ in changed.attempts)}
         except StoreUnavailable as error:
             log.error("nothing was stored: %s", error)
+            self._listener.store_failed(error)
             _refuse(batch, error)
         finally:
             # Nobody waits for ever, not even when we are cancelled here.
@@ -203,6 +210,7 @@ class Writer:
             except StoreRefused as error:
                 await self._retry_singly([command for command, _ in done], error)
                 return
+            self._listener.store_works()
         self._listener.will_swap(committed)
         self._state.absorb(draft.changes)
         self._last_job_id = transaction.last_job_id

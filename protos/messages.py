@@ -533,6 +533,9 @@ class ClusterInfo:
     fallbacks: int
     """How often the allocator had to fall back to greedy."""
     last_error: str = ""
+    """Why the store refuses writes and since when, or what made the last decision fail."""
+    last_fallback: str = ""
+    """Why the last fallback was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1572,7 +1572,7 @@ class NodeView(_message.Message):
     """Age of the GPU readings."""
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Why it takes no work."""
+        """Why it takes no work, and which GPUs are out of service."""
 
     @_builtins.property
     def facts(self) -> Global___NodeFacts:
@@ -1646,7 +1646,7 @@ class GpuView(_message.Message):
 
     @_builtins.property
     def sample(self) -> Global___GpuSample:
-        """Latest reading; absent before the first."""
+        """Latest reading; absent before the first, and while its node is DOWN."""
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1730,6 +1730,7 @@ class ClusterInfo(_message.Message):
     LAST_CYCLE_S_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_FALLBACK_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Its name."""
     version: _builtins.str
@@ -1758,6 +1759,8 @@ class ClusterInfo(_message.Message):
     """How often the allocator fell back to greedy."""
     last_error: _builtins.str
     """Of the scheduler or the store; empty if none."""
+    last_fallback: _builtins.str
+    """Why the last fallback was; empty if there was none."""
     @_builtins.property
     def jobs_by_state(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """How many jobs in each state."""
@@ -1780,10 +1783,11 @@ class ClusterInfo(_message.Message):
         last_cycle_s: _builtins.float | None = ...,
         fallbacks: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        last_fallback: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "last_cycle_s", b"last_cycle_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "allocator", b"allocator", "cluster", b"cluster", "cycles", b"cycles", "fallbacks", b"fallbacks", "gpus_total", b"gpus_total", "gpus_used", b"gpus_used", "jobs_by_state", b"jobs_by_state", "last_cycle_s", b"last_cycle_s", "last_error", b"last_error", "nodes_total", b"nodes_total", "nodes_up", b"nodes_up", "now_s", b"now_s", "policy", b"policy", "started_at_s", b"started_at_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "allocator", b"allocator", "cluster", b"cluster", "cycles", b"cycles", "fallbacks", b"fallbacks", "gpus_total", b"gpus_total", "gpus_used", b"gpus_used", "jobs_by_state", b"jobs_by_state", "last_cycle_s", b"last_cycle_s", "last_error", b"last_error", "last_fallback", b"last_fallback", "nodes_total", b"nodes_total", "nodes_up", b"nodes_up", "now_s", b"now_s", "policy", b"policy", "started_at_s", b"started_at_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_cycle_s: _TypeAlias = _typing.Literal["last_cycle_s"]  # noqa: Y015
     _WhichOneofArgType__last_cycle_s: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s"]  # noqa: Y015

@@ -165,6 +165,39 @@ def is_bad_end(exit_facts: ExitFacts) -> bool:
     )
 
 
+def exit_words(attempt: Attempt) -> str:
+    """How it exited, without a full stop."""
+    facts = attempt.exit
+    if facts is None:
+        return "how is not known"
+    if facts.message:
+        return facts.message.rstrip(".")
+    if facts.signal is not None:
+        return f"signal {facts.signal}"
+    return f"exit code {facts.exit_code}"
+
+
+def end_words(attempt: Attempt) -> str:
+    """How an attempt ended, or was given up, and why: a sentence without a full stop."""
+    name = f"attempt {attempt.number}"
+    if attempt.node_failure:
+        return f"{name} ended: {attempt.node_failure.rstrip('.')}"
+    if attempt.stop_reason is StopReason.START_TIMEOUT:
+        slow = tuple(rank for rank in attempt.ranks if rank.pid is None) or attempt.ranks
+        return f"{name} did not start in time on {_names(slow)}"
+    if attempt.exit is not None and attempt.exit.launch_fault is not LaunchFault.NONE:
+        where = attempt.ranks[attempt.exit_node_rank or 0].node
+        why = attempt.exit.message.rstrip(".") or "why is not known"
+        return f"{name} could not start on {where}: {why}"
+    if attempt.stop_reason is not None and attempt.stop_reason is not StopReason.RANK_FAILED:
+        return f"{name} was stopped ({attempt.stop_reason})"
+    return f"{name} ended: {exit_words(attempt)}"
+
+
+def _names(ranks: tuple[Rank, ...]) -> str:
+    return ", ".join(dict.fromkeys(rank.node for rank in ranks))
+
+
 def has_started(attempt: Attempt) -> bool:
     """Whether every rank got to run."""
     return all(rank.phase is not RankPhase.LAUNCHING for rank in attempt.ranks)

@@ -133,7 +133,7 @@ def end(draft: Draft, attempt: Attempt, at_s: float) -> None:
         exit_node_rank=node_rank,
     )
     draft.put(ended)
-    text = f"Attempt {ended.number} ended: {_exit_words(ended)}."
+    text = f"Attempt {ended.number} ended: {attempts.exit_words(ended)}."
     record(draft, ended, "AttemptEnded", text, at_s)
     if not ended.fenced:
         settle(draft, ended, at_s, ended.stop_reason)
@@ -149,16 +149,6 @@ def _ran(attempt: Attempt) -> bool:
         and (rank.exit.exit_code is not None or rank.exit.signal is not None)
         for rank in attempt.ranks
     )
-
-
-def _exit_words(attempt: Attempt) -> str:
-    exit_facts = attempt.exit
-    assert exit_facts is not None
-    if exit_facts.message:
-        return exit_facts.message.rstrip(".")
-    if exit_facts.signal is not None:
-        return f"signal {exit_facts.signal}"
-    return f"exit code {exit_facts.exit_code}"
 
 
 def _accept_late_end(draft: Draft, attempt: Attempt, at_s: float) -> None:
@@ -185,7 +175,7 @@ def settle(draft: Draft, attempt: Attempt, at_s: float, cause: StopReason | None
     verdict = jobs.end_of(cause, exit_facts, job.spec.on_node_fail, attempt.node_failure)
     if verdict.is_node_fault:
         if cause is not StopReason.START_TIMEOUT:
-            job = blame(draft, job, _faulty_nodes(attempt), at_s)
+            job = blame(draft, job, _faulty_nodes(attempt), at_s, verdict.text)
         verdict = jobs.launch_verdict(job, verdict.text) or verdict
     if verdict.state is JobState.PENDING:
         draft.put(jobs.requeue(job, at_s, verdict.reason, verdict.text))
@@ -213,13 +203,13 @@ def _faulty_nodes(attempt: Attempt) -> tuple[str, ...]:
     return (attempt.ranks[attempt.exit_node_rank].node,)
 
 
-def blame(draft: Draft, job: Job, nodes: tuple[str, ...], at_s: float) -> Job:
-    """Notes a failed launch on the job and on the nodes whose fault it was."""
+def blame(draft: Draft, job: Job, nodes: tuple[str, ...], at_s: float, why: str) -> Job:
+    """Notes a failed launch on the job and on the nodes whose fault it was, with why it failed."""
     for name in nodes:
         node = draft.node(name)
         if node is None:
             continue
-        blamed = with_launch_fault(node, job.job_id)
+        blamed = with_launch_fault(node, job.job_id, why)
         if blamed.faults != node.faults:
             text = f"Node {name} is out of service: {blamed.faults[-1]}."
             draft.records.append(Record(at_s, "NodeFaulted", text, CONTROLLER, node=name))

@@ -166,7 +166,8 @@ def start_deadline_passed(draft: Draft, event: StartDeadlinePassed) -> None:
     if attempts.has_started(attempt):
         return
     slow = tuple(rank.node for rank in attempt.ranks if rank.phase is RankPhase.LAUNCHING)
-    ending.blame(draft, ending.job_of(draft, attempt), slow, event.at_s)
+    why = f"a job did not start in {event.deadline_s:g} s"
+    ending.blame(draft, ending.job_of(draft, attempt), slow, event.at_s, why)
     text = f"Attempt {attempt.number} did not start on {', '.join(slow)} in {event.deadline_s:g} s."
     ending.record(draft, attempt, "AttemptStartTimedOut", text, event.at_s)
     ending.stop(draft, attempt, StopReason.START_TIMEOUT, event.at_s)

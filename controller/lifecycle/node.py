@@ -6,19 +6,23 @@ the word that people see out of the three.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from protos.messages import AdminState, NodeFacts, RankId
+from protos.messages import AdminState, GpuFacts, NodeFacts, RankId
 
-CRITICAL_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 154})
+CRITICAL_XIDS = frozenset({48, 63, 64, 74, 79, 95, 119, 120, 154})
 """Xid errors after which a card must not get work (NVIDIA, "XID Errors", r570: double-bit ECC,
-row remap failure, NVLink, fallen off the bus, uncontained ECC, GSP RPC timeout, GSP error, GPU
-recovery action). The application's own errors (13, 31, 43, 45, 68, 69, 109) are not among them."""
+row remap pending or failed, NVLink, fallen off the bus, uncontained ECC, GSP RPC timeout, GSP
+error, GPU recovery action). The application's own errors (13, 31, 43, 45, 68, 69, 109) are not
+among them."""
 
 FAULTY_JOBS_LIMIT = 3
 """Failed launches of that many different jobs in a row take the node out of service."""
+NAMED_GPUS = 4
+"""As many GPUs as a sentence names one by one."""
 FLAPS_LIMIT = 3
 FLAP_WINDOW_S = 600.0
 
@@ -36,7 +40,9 @@ class GpuFaultKind(StrEnum):
     DIRTY = "DIRTY"
     """Something was left on it by a job; ends with a reboot, a clean report or a resume."""
     XID = "XID"
+    """The driver reported a critical Xid; ends with a reboot or a resume."""
     LOST = "LOST"
+    """The driver did not reach it; ends with a reboot or a resume."""
     MISSING = "MISSING"
     """The node had it once and does not list it now; ends when it is listed again."""
 
@@ -98,7 +104,44 @@ class Node:
     def gpu_reasons(self, uuid: str) -> tuple[str, ...]:
         """Why a GPU must not get work; empty when it may."""
         lasting = tuple(fault.text for fault in self.gpu_faults.get(uuid, ()))
-        return lasting + self.gpu_health.get(uuid, ())
+        said = tuple(map(_without_card, lasting))
+        present = (
+            text
+            for text in self.gpu_health.get(uuid, ())
+            # Xids are lasting faults, here only: they end when a person says so, not when the
+            # agent forgets or remembers them.
+            if critical_xid(text) is None
+            and not any(s.startswith(_without_card(text)) for s in said)
+        )
+        return (*lasting, *present)
+
+
+def critical_xid(text: str) -> int | None:
+    """The number of the critical Xid that an agent's reason (`Xid 79: ...`) tells, if it does."""
+    found = re.match(r"Xid (\d+)\b", text)
+    xid = None if found is None else int(found[1])
+    return xid if xid in CRITICAL_XIDS else None
+
+
+def _without_card(text: str) -> str:
+    """A reason without the card's name in front, to compare: `GPU 1 is lost` and `GPU is lost`."""
+    return re.sub(r"^GPU( \d+)?:? ", "", text)
+
+
+def gpus_out_of_service(node: Node) -> str:
+    """Which GPUs must not get work, and why, in a sentence; empty when all may."""
+    out = [(gpu, against) for gpu in node.facts.gpus if (against := node.gpu_reasons(gpu.uuid))]
+    if not out:
+        return ""
+    named = "; ".join(gpu_words(gpu, against[0]) for gpu, against in out[:NAMED_GPUS])
+    more = f" and {len(out) - NAMED_GPUS} more" if len(out) > NAMED_GPUS else ""
+    return f"{len(out)} of {len(node.facts.gpus)} GPUs out of service: {named}{more}"
+
+
+def gpu_words(gpu: GpuFacts, reason: str) -> str:
+    """A reason that says which card of its node it is about."""
+    name = f"GPU {gpu.index}"
+    return reason if reason.startswith(name) else f"{name}: {reason}"
 
 
 def state_word(node: Node, *, is_busy: bool) -> str:
@@ -133,6 +176,17 @@ def with_gpu_fault(node: Node, uuid: str, fault: GpuFault) -> Node:
     """The node with a GPU out of service; a second fault of the same kind replaces the first."""
     others = tuple(f for f in node.gpu_faults.get(uuid, ()) if f.kind is not fault.kind)
     return replace(node, gpu_faults={**node.gpu_faults, uuid: (*others, fault)})
+
+
+def with_xid(node: Node, uuid: str, text: str, at_s: float) -> Node:
+    """The node with a critical Xid (`Xid 79: ...`) on a GPU, noted once by its number."""
+    known = node.gpu_faults.get(uuid, ())
+    xid = critical_xid(text)
+    assert xid is not None, text
+    if any(f.kind is GpuFaultKind.XID and critical_xid(f.text) == xid for f in known):
+        return node
+    fault = GpuFault(GpuFaultKind.XID, text, at_s)
+    return replace(node, gpu_faults={**node.gpu_faults, uuid: (*known, fault)})
 
 
 def without_gpu_faults(
@@ -187,20 +241,21 @@ def resumed(node: Node) -> Node:
         faults=(),
         gpu_faults={},
         launch_fault_jobs=(),
-        lost_at_s=(),
+        # A node that is silent now stays lost since then; what is forgiven is flapping.
+        lost_at_s=() if node.is_connected else node.lost_at_s[-1:],
     )
 
 
-def with_launch_fault(node: Node, job_id: int) -> Node:
+def with_launch_fault(node: Node, job_id: int, why: str) -> Node:
     """The node blamed for a failed launch; after those of three jobs it is out of service."""
     if job_id in node.launch_fault_jobs:
         return node
     jobs = (*node.launch_fault_jobs, job_id)
     node = replace(node, launch_fault_jobs=jobs)
-    if len(jobs) < FAULTY_JOBS_LIMIT:
-        return node
     text = f"launches of {FAULTY_JOBS_LIMIT} or more different jobs failed on it in a row"
-    return with_fault(node, text)
+    if len(jobs) < FAULTY_JOBS_LIMIT or any(fault.startswith(text) for fault in node.faults):
+        return node
+    return with_fault(node, f"{text}; the last: {why.rstrip('.')}")
 
 
 def with_fault(node: Node, text: str) -> Node:

@@ -31,6 +31,7 @@ from protos.messages import (
     RankPhase,
     RankReport,
     StopReason,
+    XidEvent,
 )
 
 
@@ -57,7 +58,8 @@ def agent_connected(draft: Draft, event: AgentConnected) -> None:
         lease=Lease.CONNECTED,
     )
     if is_new_boot:
-        node = nodes.without_gpu_faults(node, GpuFaultKind.DIRTY)
+        for kind in (GpuFaultKind.DIRTY, GpuFaultKind.XID, GpuFaultKind.LOST):
+            node = nodes.without_gpu_faults(node, kind)
     node = nodes.with_facts(node, hello.facts, at_s)
     draft.put(node)
     how = "with a new boot" if is_new_boot else "with the same boot"
@@ -158,7 +160,12 @@ def node_facts_changed(draft: Draft, event: NodeFactsChanged) -> None:
 
 
 def node_health_reported(draft: Draft, event: NodeHealthReported) -> None:
-    """A node's health changed; lost cards and critical Xids last until somebody resumes it."""
+    """A node's health changed.
+
+    Lost cards and critical Xids last until somebody resumes the node, or it boots again. An Xid
+    counts by its event or by the reason that its agent tells, whichever arrives: events are told
+    once and may get lost. A reason that was told before is no news, so a resume ends it for good.
+    """
     before = _known(draft, event.node)
     node = replace(before, health=event.health, gpu_health=dict(event.gpu_health))
     indices = {gpu.uuid: gpu.index for gpu in node.facts.gpus}
@@ -166,11 +173,13 @@ def node_health_reported(draft: Draft, event: NodeHealthReported) -> None:
         if not any(f.kind is GpuFaultKind.LOST for f in node.gpu_faults.get(uuid, ())):
             text = f"GPU {indices[uuid]} is lost: the driver no longer reaches it"
             node = nodes.with_gpu_fault(node, uuid, GpuFault(GpuFaultKind.LOST, text, event.at_s))
-    for xid in event.xids:
-        if xid.uuid in indices and xid.xid in nodes.CRITICAL_XIDS:
-            text = f"GPU {indices[xid.uuid]}: Xid {xid.xid} {xid.message}".rstrip()
-            fault = GpuFault(GpuFaultKind.XID, text, event.at_s)
-            node = nodes.with_gpu_fault(node, xid.uuid, fault)
+    xids = [(xid.uuid, _xid_words(xid)) for xid in event.xids]
+    for uuid, told in event.gpu_health.items():
+        known = before.gpu_health.get(uuid, ())
+        xids += [(uuid, text) for text in told if text not in known]
+    for uuid, text in xids:
+        if uuid in indices and nodes.critical_xid(text) is not None:
+            node = nodes.with_xid(node, uuid, text, event.at_s)
     if node == before:
         return
     draft.put(node)
@@ -178,10 +187,17 @@ def node_health_reported(draft: Draft, event: NodeHealthReported) -> None:
     _fail_attempts_on_bad_gpus(draft, node, event.at_s)
 
 
+def _xid_words(xid: XidEvent) -> str:
+    number = f"Xid {xid.xid}"
+    if not xid.message or xid.message.startswith(number):
+        return xid.message or number
+    return f"{number}: {xid.message}"
+
+
 def _health_words(node: Node) -> str:
     found = [*node.faults, *node.health]
     for gpu in node.facts.gpus:
-        found.extend(node.gpu_reasons(gpu.uuid))
+        found += [nodes.gpu_words(gpu, text) for text in node.gpu_reasons(gpu.uuid)]
     return f"Node {node.name}: {'; '.join(found) or 'healthy'}."
 
 

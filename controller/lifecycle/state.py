@@ -10,6 +10,7 @@ from controller.lifecycle.attempt import Attempt, AttemptKey
 from controller.lifecycle.effects import Effect, Record
 from controller.lifecycle.job import Job
 from controller.lifecycle.node import Node
+from protos.messages import AttemptState
 
 
 @dataclass(slots=True)
@@ -63,6 +64,15 @@ def held_on(state: StateView, node: str) -> list[tuple[int, Attempt]]:
             if rank.node == node and rank.is_held:
                 found.append((node_rank, attempt))
     return found
+
+
+def lost_since_s(state: StateView, attempt: Attempt) -> float | None:
+    """When an attempt got out of sight with a node that is still away; else None."""
+    if attempt.state is not AttemptState.LOST:
+        return None
+    found = [state.node(rank.node) for rank in attempt.ranks if not rank.has_ended]
+    away = [node for node in found if node is not None and not node.is_connected]
+    return min((node.lost_at_s[-1] for node in away if node.lost_at_s), default=None)
 
 
 class ClusterState:

@@ -23,7 +23,7 @@ def describe(note: WaitNote, spec: JobSpec) -> str:
             )
         case WaitReason.RESOURCES:
             return _shortage(note, spec)
-        case WaitReason.NODE_DRAINED:
+        case WaitReason.NODE_DRAINED | WaitReason.NODE_UNHEALTHY | WaitReason.NODE_DOWN:
             return (
                 f"needs {_need(note, spec)}; there would be room on nodes that take no work now: "
                 f"{note.detail}"
@@ -50,7 +50,8 @@ def explain_wait(job_id: int, spec: JobSpec, decision: Decision) -> tuple[str, .
     if entry is not None:
         lines.append(f"{describe_rank(entry, decision.policy)}; {_jobs(note.ahead)} before it")
     if note.reason is WaitReason.RESOURCES and note.gpus_needed and not note.detail:
-        lines.append(f"{_count(note.free_gpus, _type_words(spec))} free in the whole cluster")
+        free = f"{_count(note.free_gpus, _type_words(spec))} free in the whole cluster"
+        lines.append(f"{free}{_sick(note.sick_gpus)}")
     lines += _how_decided(decision)
     return tuple(lines)
 
@@ -86,7 +87,7 @@ def _shortage(note: WaitNote, spec: JobSpec) -> str:
         )
     match note.short_of:
         case "gpus":
-            has = f"{note.best_node_free_gpus} free"
+            has = f"{note.best_node_free_gpus} free{_sick(note.best_node_sick_gpus)}"
         case "cpus":
             needs = f"needs {_count(spec.cpus, 'CPU')} beside {_need(note, spec)}"
             if not spec.gpus:
@@ -98,6 +99,10 @@ def _shortage(note: WaitNote, spec: JobSpec) -> str:
         case _:
             return f"{needs}; only {_count(note.nodes_with_room, 'node')} of one type has room"
     return f"{needs}; the best node ({note.best_node}) has {has}"
+
+
+def _sick(gpus: int) -> str:
+    return f", {gpus:,} out of service" if gpus else ""
 
 
 def _need(note: WaitNote, spec: JobSpec) -> str:

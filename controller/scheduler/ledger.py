@@ -11,7 +11,7 @@ from controller.scheduler.types import ClusterView, GpuSlot, NodeCapacity, RankP
 class NodeLedger:
     """Free GPUs by type, CPUs and memory of one node."""
 
-    __slots__ = ("capacity", "cpus", "free", "memory_bytes", "name", "slots")
+    __slots__ = ("capacity", "cpus", "free", "memory_bytes", "name", "sick", "slots")
 
     def __init__(self, node: NodeCapacity) -> None:
         """Opens the account with what the view says is free."""
@@ -20,11 +20,13 @@ class NodeLedger:
         self.memory_bytes = node.memory_free_bytes
         self.capacity: dict[str, int] = {}
         """GPUs in service by type, free or not."""
+        self.sick: dict[str, int] = {}
+        """GPUs out of service by type."""
         self.slots: dict[str, list[GpuSlot]] = {}
         """Free GPUs by type in order of index."""
         for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
-            if gpu.is_in_service:
-                self.capacity[gpu.gpu_type] = self.capacity.get(gpu.gpu_type, 0) + 1
+            counts = self.capacity if gpu.is_in_service else self.sick
+            counts[gpu.gpu_type] = counts.get(gpu.gpu_type, 0) + 1
             free = self.slots.setdefault(gpu.gpu_type, [])
             if gpu.is_free:
                 free.append(gpu)

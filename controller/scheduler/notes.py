@@ -18,6 +18,8 @@ from controller.scheduler.types import (
     WaitReason,
 )
 
+_CLOSED_WORDS = (WaitReason.NODE_DRAINED, WaitReason.NODE_UNHEALTHY, WaitReason.NODE_DOWN)
+"""Of several, the one told: what a person can end at once comes first."""
 _NAMED_NODES = 3
 """As many nodes as a note names one by one."""
 
@@ -68,6 +70,9 @@ class Diagnosis:
             nodes_with_room=max(
                 (len(self._after.with_room(shape, t)) for t in pool_types(shape)), default=0
             ),
+            sick_gpus=sum(
+                node.sick.get(t, 0) for t in pool_types(shape) if t for node in self._after.pool(t)
+            ),
             until_s=self._releases.enough_at_s(self._after, shape),
             detail=detail,
         )
@@ -77,6 +82,7 @@ class Diagnosis:
             note,
             best_node=best.name,
             best_node_free_gpus=best.free.get(gpu_type, 0),
+            best_node_sick_gpus=best.sick.get(gpu_type, 0),
             best_node_free_cpus=best.cpus,
             best_node_free_memory_bytes=best.memory_bytes,
             short_of=_short_of(shape, best, gpu_type),
@@ -89,21 +95,20 @@ class Diagnosis:
         if self._before.fits(anywhere):
             return WaitReason.BACKOFF, _names(sorted(shape.excluded_nodes))
         if self._every_node.fits(anywhere):
-            return WaitReason.NODE_DRAINED, self._closed_nodes(anywhere)
+            closed = self._closed_nodes(anywhere)
+            words = {node.closed_word for node in closed}
+            word = next(word for word in _CLOSED_WORDS if word in words)
+            return word, _names([_with_reasons(node) for node in closed])
         return WaitReason.RESOURCES, ""
 
-    def _closed_nodes(self, shape: JobShape) -> str:
-        """The nodes that would help but do not accept work, with their reasons."""
+    def _closed_nodes(self, shape: JobShape) -> list[NodeCapacity]:
+        """The nodes that would help but do not accept work."""
         with_room = {
             node.name for t in pool_types(shape) for node in self._every_node.with_room(shape, t)
         }
-        return _names(
-            [
-                _with_reasons(node)
-                for node in self._cluster.nodes
-                if node.name in with_room and not node.accepts_work
-            ]
-        )
+        return [
+            node for node in self._cluster.nodes if node.name in with_room and not node.accepts_work
+        ]
 
     def _best_node(self, shape: JobShape) -> tuple[str, NodeLedger | None]:
         """The node that comes nearest to holding one rank now, and by which GPU type."""

@@ -21,7 +21,11 @@ class WaitReason(StrEnum):
     RESOURCES = "Resources"
     HELD = "Held"
     NODE_DRAINED = "NodeDrained"
-    """It would fit if drained, unhealthy or silent nodes took work."""
+    """It would fit if nodes that somebody drained took work."""
+    NODE_UNHEALTHY = "NodeUnhealthy"
+    """It would fit if unhealthy nodes took work; none that is only drained would do."""
+    NODE_DOWN = "NodeDown"
+    """It would fit if silent nodes were back; none that is only drained or unhealthy would do."""
     NEVER_FITS = "NeverFits"
     """No node that the cluster knows could hold it, even empty."""
     BACKOFF = "Backoff"
@@ -57,6 +61,8 @@ class NodeCapacity:
     memory_free_bytes: int
     reasons: tuple[str, ...] = ()
     """Why it does not accept work; empty when it does."""
+    closed_word: WaitReason = WaitReason.NODE_DRAINED
+    """The same in a word, for jobs that it could hold; says nothing while it accepts work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,10 @@ class WaitNote:
     until_s: float | None = None
     """End of a back-off, or the earliest time a running job's limit frees enough."""
     detail: str = ""
+    best_node_sick_gpus: int = 0
+    """GPUs of the best node, of the type looked at, that are out of service."""
+    sick_gpus: int = 0
+    """GPUs of acceptable types that are out of service on nodes that accept work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 StoreUnavailable     the database cannot be used now (disk full, locked, I/O error)
 ├── StoreInUse       another controller has it open
+├── StoreDamaged     the file is no sound database (any more)
 └── StoreTooNew      a newer version of the program wrote it
 StoreRefused         the schema's guards refused a change: a bug above the store
 """
@@ -15,6 +16,10 @@ class StoreUnavailable(Exception):
 
 class StoreInUse(StoreUnavailable):
     """Another process holds the database."""
+
+
+class StoreDamaged(StoreUnavailable):
+    """The file is no sound database; waiting does not mend it."""
 
 
 class StoreTooNew(StoreUnavailable):

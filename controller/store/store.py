@@ -19,7 +19,13 @@ from typing import Self
 from controller.lifecycle.effects import Record
 from controller.lifecycle.state import Changes, ClusterState
 from controller.store import queries, rows
-from controller.store.errors import StoreInUse, StoreRefused, StoreTooNew, StoreUnavailable
+from controller.store.errors import (
+    StoreDamaged,
+    StoreInUse,
+    StoreRefused,
+    StoreTooNew,
+    StoreUnavailable,
+)
 from controller.store.rows import JobRows
 from protos.messages import ClusterEvent, JobState
 
@@ -28,6 +34,12 @@ __all__ = ["EndedUsage", "JobFilter", "Loaded", "Store", "StoreUnavailable", "as
 MIGRATIONS_FOLDER = Path(__file__).parent / "migrations"
 DATABASE_NAME = "controller.db"
 BUSY_TIMEOUT_MS = 5_000
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_RESTORE_OR_BEGIN_ANEW = (
+    "Stop the controller, then restore the file from a backup, or move it away together with its "
+    "-wal and -shm files to begin a new cluster (agents of the old one then need another "
+    "--state-dir)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +301,11 @@ class Store:
         except sqlite3.IntegrityError as error:
             raise StoreRefused(f"{self._path} refused a change: {error}") from error
         except sqlite3.Error as error:
+            # The primary code is the low byte; errors of the module itself have none.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+                raise StoreDamaged(
+                    f"{self._path} is damaged ({error}). {_RESTORE_OR_BEGIN_ANEW}"
+                ) from error
             raise StoreUnavailable(f"{self._path} cannot be used now: {error}") from error
 
 
@@ -321,10 +338,7 @@ def _lock(database: Path) -> int:
 def _refuse_emptied(path: Path) -> None:
     """A file of no bytes is a database that was lost, not a new one."""
     if path.exists() and path.stat().st_size == 0:
-        raise StoreUnavailable(
-            f"{path} is empty: its jobs are lost. Restore it from a backup, or move it away to "
-            "begin a new cluster (agents of the old one then need another --state-dir)"
-        )
+        raise StoreUnavailable(f"{path} is empty: its jobs are lost. {_RESTORE_OR_BEGIN_ANEW}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

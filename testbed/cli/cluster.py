@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from protos.messages import JobState
 from testbed.cli.json_output import iso_utc, print_json
 from testbed.cli.options import ControllerFlag, JsonFlag, connect, settings_of
 from testbed.cli.text import plain, say, say_lines
@@ -35,7 +36,8 @@ def info(json: JsonFlag = False, controller: ControllerFlag = None) -> None:
     if json:
         print_json({"controller": address, "cluster": told})
         return
-    states = ", ".join(f"{n} {state}" for state, n in told.jobs_by_state.items() if n)
+    states = ", ".join(f"{n} {s}" for s in JobState if (n := told.jobs_by_state.get(s, 0)))
+    last_fallback = f", the last: {told.last_fallback}" if told.last_fallback else ""
     last = "-" if told.last_cycle_s is None else f"{told.last_cycle_s * 1000:.1f} ms"
     facts = {
         "controller": address,
@@ -48,7 +50,7 @@ def info(json: JsonFlag = False, controller: ControllerFlag = None) -> None:
         "gpus": f"{told.gpus_used} of {told.gpus_total} in use",
         "jobs": states or "none",
         "cycles": f"{told.cycles}, the last took {last}",
-        "fallbacks": str(told.fallbacks),
+        "fallbacks": f"{told.fallbacks}{last_fallback}",
     }
     if told.last_error:
         facts["last error"] = told.last_error

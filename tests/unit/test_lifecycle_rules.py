@@ -690,16 +690,35 @@ def test_other_ways_to_clear_a_dirty_gpu(world: World, how: str) -> None:
 
 
 @pytest.mark.parametrize(("xid", "is_critical"), [(79, True), (48, True), (31, False), (13, False)])
-def test_only_critical_xids_take_a_card_out_and_only_a_resume_brings_it_back(
+def test_only_critical_xids_take_a_card_out_and_the_agent_cannot_forget_them(
     world: World, xid: int, is_critical: bool
 ) -> None:
     told = (XidEvent("n1-1", xid, "GPU has fallen off the bus"),)
     world.apply(events.NodeHealthReported("n1", (), {}, frozenset(), told, world.now_s))
     assert bool(world.state.nodes["n1"].gpu_reasons("n1-1")) == is_critical
-    world.hello("n1", boot="b2")
+    world.apply(events.NodeHealthReported("n1", ("clock",), {}, frozenset(), (), world.now_s))
+    world.hello("n1")
     assert bool(world.state.nodes["n1"].gpu_reasons("n1-1")) == is_critical
-    world.apply(events.NodeResumed("n1", "root", "", world.now_s))
+
+
+@pytest.mark.parametrize("how", ["resume", "reboot"])
+def test_a_resume_or_a_reboot_brings_a_card_back_that_had_an_xid(world: World, how: str) -> None:
+    told = (XidEvent("n1-1", 79, "GPU has fallen off the bus"),)
+    world.apply(events.NodeHealthReported("n1", (), {}, frozenset(), told, world.now_s))
+    if how == "resume":
+        world.apply(events.NodeResumed("n1", "root", "", world.now_s))
+    else:
+        world.hello("n1", boot="b2")
     assert world.state.nodes["n1"].gpu_reasons("n1-1") == ()
+
+
+def test_an_xid_is_said_once_whichever_way_it_comes(world: World) -> None:
+    text = "Xid 79: GPU has fallen off the bus"
+    told = (XidEvent("n1-1", 79, text),)
+    world.apply(
+        events.NodeHealthReported("n1", (), {"n1-1": (text,)}, frozenset(), told, world.now_s)
+    )
+    assert world.state.nodes["n1"].gpu_reasons("n1-1") == (text,)
 
 
 def test_health_that_the_agent_tells_follows_what_it_tells(world: World) -> None:

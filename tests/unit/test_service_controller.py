@@ -464,10 +464,11 @@ async def test_heartbeats_write_nothing_unless_health_changes(bench: Bench) -> N
     hot = GpuSample("n1-0", health=("too hot",))
     await bench.beat(gpus=(hot,), node_health=("clock",), xids=(XidEvent("n1-1", 79, "bus"),))
     (node,) = bench.service.nodes()
-    assert node.reasons == ("clock",)
+    out = "2 of 4 GPUs out of service: GPU 0: too hot; GPU 1: Xid 79: bus"
+    assert node.reasons == ("clock", out)
     assert node.state == "UNHEALTHY"
     assert node.gpus[0].reasons == ("too hot",)
-    assert node.gpus[1].reasons == ("GPU 1: Xid 79 bus",)
+    assert node.gpus[1].reasons == ("Xid 79: bus",)
     told = len(await bench.history())
     await bench.beat(gpus=(hot,), node_health=("clock",))
     assert len(await bench.history()) == told

@@ -127,9 +127,7 @@ def test_all_that_matters_comes_back_after_a_restart(path: Path) -> None:
     assert loaded.last_event_id == driver.records
     node = loaded.state.nodes["n1"]
     assert node.admin is AdminState.DRAIN
-    assert node.gpu_faults["n1-3"] == (
-        GpuFault(GpuFaultKind.XID, f"GPU 3: Xid 79 {ODD}".rstrip(), 12.0),
-    )
+    assert node.gpu_faults["n1-3"] == (GpuFault(GpuFaultKind.XID, f"Xid 79: {ODD}", 12.0),)
 
 
 def test_settled_jobs_are_not_loaded_but_can_be_read(driver: Driver, store: Store) -> None:
