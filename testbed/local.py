@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,23 +13,23 @@ from types import TracebackType
 from typing import Self
 
 from protos.messages import JobState
-from testbed.children import Child, Leftover, ProcessDied, kill_tree, leftovers
+from testbed.children import Child, ProcessDied
 from testbed.client import Client
 from testbed.client_errors import InvalidRequest, RltuneError
+from testbed.command_lines import CONTROLLER, WATCHDOG, CommandLines
 from testbed.interrupts import Interrupts
-from testbed.values import parse_gpus
+from testbed.leftovers import EndedJobs, Leftover, end_jobs
+from testbed.watchdog import OWNED
 
-CONTROLLER = "controller"
 USAGE_CODE = 2
 """How controller and agent end when an option, folder or port cannot be used."""
 START_TIMEOUT_S = 60.0
 JOBS_END_TIMEOUT_S = 45.0
 """How long cancelled jobs may take: the usual grace of 30 s, SIGKILL, and the report of it."""
+LEAST_GRACE_S = 5.0
+"""For jobs that lost their controller or agent, however long the stop has taken already."""
 PROCESS_END_TIMEOUT_S = 15.0
-LEFTOVERS_END_TIMEOUT_S = 10.0
 NOT_FINAL = tuple(state for state in JobState if not state.is_final)
-CPUS_PER_MOCK_GPU = 4
-"""What the RLTune testbed's jobs ask for with each GPU."""
 
 
 class StartFailed(RltuneError):
@@ -59,11 +57,13 @@ class Stopped:
     cancelled: tuple[int, ...]
     """Jobs that had not ended and were cancelled."""
     unfinished: tuple[int, ...]
-    """Jobs whose end was not seen in time; None were, if the controller was gone."""
+    """Cancelled jobs whose end the controller did not see."""
+    orphaned: tuple[int, ...]
+    """Jobs that ran on without controller or agent, and were ended through their supervisors."""
     killed: tuple[str, ...]
     """Controller or agents that had to be killed."""
     leftovers: tuple[Leftover, ...]
-    """Processes of jobs that were found afterwards, and killed."""
+    """Processes of jobs that outlasted the grace, and were killed."""
 
 
 class LocalCluster:
@@ -71,6 +71,7 @@ class LocalCluster:
 
     An entry is a mock specification such as `P100:4`, or None for this machine's real GPUs.
     As a context manager it is ready inside the block, and stopped with all its jobs at its end.
+    If our process dies before `stop`, a watchdog ends the cluster (`testbed.watchdog`).
     """
 
     state_dir: Path
@@ -105,18 +106,16 @@ class LocalCluster:
             interrupts: Watched while waiting; None: nobody interrupts.
             monotonic: The clock for deadlines.
         """
-        self._gpus = tuple(gpus)
-        self._policy = policy
-        self._allocator = allocator
-        self._name = name
+        self._lines = CommandLines(tuple(gpus), policy, allocator, name, dict(mock_faults or {}))
         self._port = port
-        self._faults = dict(mock_faults or {})
         self._start_timeout_s = start_timeout_s
         self._interrupts = interrupts or Interrupts()
         self._monotonic = monotonic
         self._given_state_dir = state_dir
         self._scratch: Path | None = None
         self._children: dict[str, Child] = {}
+        self._watchdog: Child | None = None
+        self._owns_state = False
         self._client: Client | None = None
         self._address = ""
 
@@ -146,12 +145,18 @@ class LocalCluster:
     @property
     def node_names(self) -> tuple[str, ...]:
         """Names of the nodes in order."""
-        return tuple(f"node-{number}" for number in range(1, len(self._gpus) + 1))
+        return self._lines.node_names
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the controller and the agents by name."""
         return {name: child.pid for name, child in self._children.items()}
+
+    @property
+    def parts(self) -> dict[str, Child]:
+        """Controller, agents and watchdog by name."""
+        assert self._watchdog is not None, "the cluster was not started"
+        return self._children | {WATCHDOG: self._watchdog}
 
     def start(self) -> None:
         """Start all processes and wait until every node is UP.
@@ -167,10 +172,13 @@ class LocalCluster:
         try:
             started_s = self._monotonic()
             deadline_s = started_s + self._start_timeout_s
-            self._spawn(CONTROLLER, self._controller_argv())
+            self._watchdog = self._spawn(WATCHDOG, env={}, is_tied=True)
+            env = {"TMPDIR": str(self._scratch)}
+            self._children[CONTROLLER] = self._spawn(CONTROLLER, env)
             self._wait(self._listens, deadline_s, "the controller listens")
+            self._own_state()
             for node in self.node_names:
-                self._spawn(node, self._agent_argv(node))
+                self._children[node] = self._spawn(node, env)
             self._wait(lambda: self._nodes_up(started_s), deadline_s, "all nodes are UP")
         except ProcessDied as error:
             self.stop()
@@ -194,30 +202,33 @@ class LocalCluster:
         """Start again what was killed, with the same state; ready when this returns."""
         started_s = self._monotonic()
         deadline_s = started_s + self._start_timeout_s
-        argv = self._controller_argv() if name == CONTROLLER else self._agent_argv(name)
-        self._children[name].start(argv)
+        self.respawn(name)
         if name == CONTROLLER:
             self._wait(self._listens, deadline_s, "the controller listens")
         self._wait(lambda: self._nodes_up(started_s), deadline_s, "all nodes are UP")
 
+    def respawn(self, name: str) -> None:
+        """Start a part that has ended again, with the same state, and do not wait for it."""
+        self.parts[name].start(self._argv(name))
+
     def stop(self) -> Stopped:
         """Cancel all jobs, then end agents and controller, each within a deadline.
 
-        What does not end in time is killed, and so are processes of jobs that are left. A
-        second interrupt skips the waiting for jobs, never the killing. Nothing of this cluster
-        runs when it returns.
+        Jobs that cannot be cancelled, since their agent or the controller is gone, are ended
+        through their supervisors. What does not end in time is killed. A second interrupt skips
+        the waiting for jobs, never the killing. Nothing of this cluster runs when it returns.
         """
+        deadline_s = self._monotonic() + JOBS_END_TIMEOUT_S
         try:
-            cancelled, unfinished = self._end_jobs()
+            cancelled, unfinished = self._cancel_jobs(deadline_s)
         finally:
             killed = self._end_processes()
-            left = self._kill_leftovers()
+            orphans = self._end_orphans(deadline_s)
             if self._client is not None:
                 self._client.close()
                 self._client = None
-            if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
-        return Stopped(cancelled, unfinished, killed, left)
+            self._end_watchdog()
+        return Stopped(cancelled, unfinished, orphans.job_ids, killed, orphans.killed)
 
     # -------------------------------------------------------------- starting
 
@@ -242,37 +253,27 @@ class LocalCluster:
         self._scratch = Path(tempfile.mkdtemp(prefix="rltune-")).resolve()
         return folder.resolve()
 
-    def _spawn(self, name: str, argv: Sequence[str]) -> None:
+    def _spawn(self, name: str, env: Mapping[str, str], *, is_tied: bool = False) -> Child:
         logs = self.state_dir / "logs"
         logs.mkdir(exist_ok=True)
-        child = Child(name, logs / f"{name}.log", {"TMPDIR": str(self._scratch)})
-        self._children[name] = child
-        child.start(argv)
+        child = Child(name, logs / f"{name}.log", env, is_tied=is_tied)
+        child.start(self._argv(name))
+        return child
 
-    def _controller_argv(self) -> list[str]:
-        port = self._address.rpartition(":")[2] or str(self._port)
-        return [
-            *(sys.executable, "-P", "-m", "controller"),
-            *("--listen", f"127.0.0.1:{port}"),
-            *("--state-dir", str(self.state_dir / CONTROLLER)),
-            *("--policy", self._policy),
-            *("--allocator", self._allocator),
-            *("--cluster", self._name),
-        ]
+    def _own_state(self) -> None:
+        """Note that the jobs in the state folder are ours: our controller has locked it."""
+        assert self._scratch is not None
+        (self._scratch / OWNED).symlink_to(self.state_dir)
+        self._owns_state = True
 
-    def _agent_argv(self, node: str) -> list[str]:
-        argv = [
-            *(sys.executable, "-P", "-m", "node_agent"),
-            *("--controller", self._address),
-            *("--name", node),
-            *("--state-dir", str(self.state_dir / node)),
-        ]
-        gpus = self._gpus[self.node_names.index(node)]
-        if gpus is not None:
-            argv += ["--mock-gpus", gpus, "--cpus", str(_mock_cpus(gpus))]
-        if node in self._faults:
-            argv += ["--mock-faults", str(self._faults[node])]
-        return argv
+    def _argv(self, name: str) -> list[str]:
+        if name == WATCHDOG:
+            assert self._scratch is not None
+            return self._lines.watchdog(self._scratch)
+        if name == CONTROLLER:
+            port = self._address.rpartition(":")[2] or self._port
+            return self._lines.controller(int(port), self.state_dir)
+        return self._lines.agent(name, self._address, self.state_dir)
 
     def _listens(self) -> bool:
         path = self.state_dir / CONTROLLER / "controller.json"
@@ -316,37 +317,49 @@ class LocalCluster:
 
     # -------------------------------------------------------------- stopping
 
-    def _end_jobs(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _cancel_jobs(self, deadline_s: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Cancel jobs that have not ended and wait for their end: (cancelled, unfinished)."""
         cancelled: tuple[int, ...] = ()
         unfinished: tuple[int, ...] = ()
         if self._client is None or not self._children[CONTROLLER].runs():
             return cancelled, unfinished
-        deadline_s = self._monotonic() + JOBS_END_TIMEOUT_S
         try:
-            unfinished = self._open_jobs()
+            unfinished, _ = self._open_jobs()
             if unfinished:
                 self._client.cancel(unfinished, reason="the cluster is stopped")
                 cancelled = unfinished
-            while unfinished and not self._interrupts.hurry and self._monotonic() < deadline_s:
-                self._interrupts.pause()
-                unfinished = self._open_jobs()
-            while self._holders() and not self._interrupts.hurry and self._monotonic() < deadline_s:
+            awaited = True
+            while awaited and not self._interrupts.hurry and self._monotonic() < deadline_s:
+                unfinished, awaited = self._open_jobs()
+                awaited = awaited or self._holders()
                 self._interrupts.pause()
         except RltuneError:
-            # The controller went away meanwhile. What its jobs left is found and killed below,
-            # and the jobs stay in `unfinished`.
+            # The controller went away meanwhile. Its jobs are ended without it, see stop, and
+            # stay in `unfinished`.
             return cancelled, unfinished
         return cancelled, unfinished
 
-    def _open_jobs(self) -> tuple[int, ...]:
+    def _open_jobs(self) -> tuple[tuple[int, ...], bool]:
+        """Jobs that have not ended, and whether agents that run can still end one of them."""
         jobs = self.client.jobs(states=NOT_FINAL)
-        return tuple(sorted(job.job_id for job in jobs))
+        gone = self._gone_nodes()
+        can_end = any(
+            not job.attempts or gone.isdisjoint(rank.node for rank in job.attempts[-1].ranks)
+            for job in jobs
+        )
+        return tuple(sorted(job.job_id for job in jobs)), can_end
+
+    def _gone_nodes(self) -> set[str]:
+        return {name for name, child in self._children.items() if not child.runs()}
 
     def _holders(self) -> bool:
         """Whether a connected node still clears up after a job: frees GPUs, removes its TMPDIR."""
-        nodes = [node for node in self.client.nodes() if not node.state.startswith("DOWN")]
-        return any(node.jobs or any(gpu.job_id for gpu in node.gpus) for node in nodes)
+        gone = self._gone_nodes()
+        return any(
+            node.jobs or any(gpu.job_id for gpu in node.gpus)
+            for node in self.client.nodes()
+            if not node.state.startswith("DOWN") and node.name not in gone
+        )
 
     def _end_processes(self) -> tuple[str, ...]:
         """End agents, then the controller; names of those that had to be killed."""
@@ -359,21 +372,22 @@ class LocalCluster:
             killed += [child.name for child in group if not child.end(PROCESS_END_TIMEOUT_S)]
         return tuple(killed)
 
-    def _kill_leftovers(self) -> tuple[Leftover, ...]:
-        found: dict[int, Leftover] = {}
-        deadline_s = self._monotonic() + LEFTOVERS_END_TIMEOUT_S
-        while (left := leftovers(self.state_dir)) and self._monotonic() < deadline_s:
-            for process in left:
-                found[process.pid] = process
-                kill_tree(process.pid)
-            self._interrupts.pause(0.05)
-        return tuple(found.values())
+    def _end_orphans(self, deadline_s: float) -> EndedJobs:
+        """End jobs that are still there after controller and agents."""
+        if not self._owns_state:
+            return EndedJobs((), ())
+        return end_jobs(
+            self.state_dir,
+            grace_s=max(deadline_s - self._monotonic(), LEAST_GRACE_S),
+            monotonic=self._monotonic,
+            pause=self._interrupts.pause,
+            hurry=lambda: self._interrupts.hurry,
+        )
 
-
-def _mock_cpus(gpus: str) -> int:
-    """CPU cores that a mock node offers: enough for jobs that ask for four with each GPU.
-
-    They are declared, not there: the cluster's jobs share this machine's cores.
-    """
-    count = sum(parse_gpus(part).count for part in gpus.split(","))
-    return max(os.cpu_count() or 1, CPUS_PER_MOCK_GPU * count)
+    def _end_watchdog(self) -> None:
+        """Dismiss it. The scratch folder goes first: so it has no state folder to look after."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._watchdog is not None:
+            self._watchdog.untie()
+            self._watchdog.end(PROCESS_END_TIMEOUT_S)

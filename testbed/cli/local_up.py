@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from contextlib import nullcontext
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ from rich.text import Text
 
 from testbed.cli.json_output import print_json
 from testbed.cli.text import plain, say, tell
-from testbed.client_errors import InvalidRequest
+from testbed.client import Client
+from testbed.client_errors import ControllerUnreachable, InvalidRequest, TryAgain
 from testbed.interrupts import Interrupts
+from testbed.keeper import Keeper
 from testbed.local import LocalCluster, StartInterrupted, Stopped
 from testbed.settings import DEFAULT_CONTROLLER
 from testbed.values import InvalidValue, parse_gpus
 
+CHECK_EVERY_S = 0.2
+"""How soon a death is seen."""
 STATUS_EVERY_S = 1.0
 """How often the state is asked for that the status line shows."""
 
@@ -42,7 +46,8 @@ def run_up(options: UpOptions) -> None:
     """Start the cluster, tell where it is, watch it, and stop it cleanly.
 
     Raises:
-        RltuneError: an option is wrong, the cluster could not be started, or a part of it died.
+        RltuneError: an option is wrong, the cluster could not be started, or a part of it died
+            again and again.
     """
     gpus = _node_gpus(options.nodes, options.gpus)
     _check_port(options.port)
@@ -62,9 +67,8 @@ def run_up(options: UpOptions) -> None:
         try:
             _serve(cluster, interrupts, json_output=options.json_output)
         finally:
-            stopped = cluster.stop()
-    for line in stopped_lines(stopped):
-        tell(line)
+            for line in stopped_lines(cluster.stop()):
+                tell(line)
 
 
 def stopped_lines(stopped: Stopped) -> list[str]:
@@ -73,7 +77,11 @@ def stopped_lines(stopped: Stopped) -> list[str]:
     if stopped.cancelled:
         lines.append(f"cancelled jobs: {', '.join(map(str, stopped.cancelled))}")
     if stopped.unfinished:
-        lines.append(f"did not end in time: jobs {', '.join(map(str, stopped.unfinished))}")
+        lines.append(f"their end was not seen: jobs {', '.join(map(str, stopped.unfinished))}")
+    if stopped.orphaned:
+        lines.append(
+            f"ended without controller or agent: jobs {', '.join(map(str, stopped.orphaned))}"
+        )
     lines += [f"{name} had to be killed" for name in stopped.killed]
     lines += [
         f"killed a process that a job left behind: {left.pid} {plain(left.command)}"
@@ -117,21 +125,37 @@ def _check_port(port: int) -> None:
 
 
 def _serve(cluster: LocalCluster, interrupts: Interrupts, *, json_output: bool) -> None:
-    """Tell that the cluster is ready, then watch it until somebody asks to stop."""
+    """Tell that the cluster is ready, then keep it up until somebody asks to stop."""
     if json_output:
         print_json(_ready_value(cluster))
     for line in _ready_lines(cluster):
         (tell if json_output else say)(line)
     sys.stdout.flush()
+    keeper = Keeper(cluster, tell)
     console = Console(stderr=True)
-    status = Live(console=console, auto_refresh=False, transient=True)
-    with status if console.is_terminal else nullcontext():
-        while not interrupts.stop:
-            cluster.check()
-            if console.is_terminal:
-                status.update(Text(_status_line(cluster), "dim"), refresh=True)
-            interrupts.pause(STATUS_EVERY_S)
+    if console.is_terminal:
+        _keep_with_status(cluster, keeper, interrupts, console)
+    while not interrupts.stop:
+        keeper.check()
+        interrupts.pause(CHECK_EVERY_S)
     tell("stopping: jobs are cancelled first; Ctrl-C again hurries")
+
+
+def _keep_with_status(
+    cluster: LocalCluster, keeper: Keeper, interrupts: Interrupts, console: Console
+) -> None:
+    # Without patience: while the controller is away, deaths and Ctrl-C must be seen.
+    with (
+        Client(cluster.address, patience_s=0.0) as client,
+        Live(console=console, auto_refresh=False, transient=True) as status,
+    ):
+        next_s = 0.0
+        while not interrupts.stop:
+            keeper.check()
+            if time.monotonic() >= next_s:
+                status.update(Text(_status_line(client), "dim"), refresh=True)
+                next_s = time.monotonic() + STATUS_EVERY_S
+            interrupts.pause(CHECK_EVERY_S)
 
 
 def _ready_value(cluster: LocalCluster) -> dict[str, Any]:
@@ -175,8 +199,11 @@ def _ready_lines(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _status_line(cluster: LocalCluster) -> str:
-    info = cluster.client.info()
+def _status_line(client: Client) -> str:
+    try:
+        info = client.info()
+    except (ControllerUnreachable, TryAgain) as error:
+        return error.message
     counts = " · ".join(
         f"{count} {state}" for state, count in sorted(info.jobs_by_state.items()) if count
     )

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,63 @@ def test_up_tells_where_it_is_and_stops_cleanly(up, signum):
     assert rest == ""
     assert "cancelled jobs: 1" in said
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def wait_until(condition, timeout_s=30.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)  # noqa: TID251 - between two looks at an observable
+
+
+def of(state_dir):
+    """Command lines of living processes that name the state folder."""
+    return [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+        and any(str(state_dir) in word for word in process.info["cmdline"] or [])
+    ]
+
+
+@pytest.fixture
+def up_in(tmp_path):
+    """`rltune up` with a state folder: the process, and a way to ask its controller."""
+    state = tmp_path / "state"
+    command = [RLTUNE, "up", "--json", "--port", "0", "--gpus", "P100:4", "--state-dir", str(state)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    ready = json.loads(process.stdout.readline())
+    environ = {"RLTUNE_CONTROLLER": ready["address"], "HOME": "/", "PATH": "/usr/bin:/bin"}
+    yield process, ready, state, lambda *args: rltune(*args, env=environ)
+    if process.poll() is None:
+        process.terminate()
+    process.wait(60)
+    process.stdout.close()
+
+
+def test_up_starts_a_part_that_died_again_and_jobs_go_on(up_in, tmp_path):
+    _, ready, _, ask = up_in
+    gate = tmp_path / "gate"
+    script = f'until [ -e "{gate}" ]; do sleep 0.05; done; exit 6'
+    assert ask("submit", "--gpus", "1", "--", "sh", "-c", script).returncode == 0
+    running = lambda: '"RUNNING"' in ask("job", "1", "--json").stdout  # noqa: E731
+    wait_until(running)
+    psutil.Process(ready["nodes"][0]["pid"]).kill()
+    psutil.Process(ready["controller"]["pid"]).kill()
+    wait_until(running)
+    gate.touch()
+    assert ask("wait", "1").returncode == 6
+
+
+def test_nothing_is_left_of_up_when_it_is_killed(up_in):
+    process, _, state, ask = up_in
+    assert ask("submit", "--gpus", "1", "--", "sleep", "600").returncode == 0
+    wait_until(lambda: '"RUNNING"' in ask("job", "1", "--json").stdout)
+    process.kill()
+    wait_until(lambda: not of(state))
+    assert (state / "controller" / "controller.db").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.children import Child, ProcessDied, kill_tree, leftovers
+from testbed.children import Child, ProcessDied
 from testbed.interrupts import Interrupts
+from testbed.leftovers import kill_tree, leftovers
 
 SLEEPER = "import time; time.sleep(300)"
 DEAF = (
@@ -123,7 +124,7 @@ def test_a_supervisor_is_found_by_its_argument(tmp_path):
     script.parent.mkdir()
     script.write_text(SLEEPER)
     state = tmp_path / "state"
-    argv = [sys.executable, "-I", "-S", str(script), str(state / "1.1.0")]
+    argv = [sys.executable, "-I", "-S", str(script), str(state / "attempts" / "1.1.0")]
     with subprocess.Popen(argv, env={}) as process:
         [found] = wait_until(lambda: leftovers(state))
         assert found.pid == process.pid
@@ -138,12 +139,13 @@ def test_kill_tree_ends_descendants_that_dropped_the_mark(tmp_path, marked):
     )
     parent = marked(tmp_path / "state" / "1.1.0", code)
     [grandchild] = wait_until(lambda: psutil.Process(parent.pid).children())
-    kill_tree(parent.pid)
+    tree = psutil.Process(parent.pid)
+    kill_tree(tree)
     psutil.wait_procs([grandchild], timeout=10)
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
-    kill_tree(parent.pid)
+    kill_tree(tree)
     parent.wait(10)
-    kill_tree(parent.pid)
+    kill_tree(tree)
 
 
 def test_interrupts_count_and_give_the_handlers_back():
