@@ -33,8 +33,8 @@ from testbed.cli.demo_view import (
     failure_lines,
     summary_lines,
 )
+from testbed.command_lines import _mock_cpus
 from testbed.demo import Failure, Progress, Snapshot, last_progress
-from testbed.local import _mock_cpus
 from testbed.mix import MIX_16, arrivals_s, job_request
 from testbed.report.metrics import summarize
 from testbed.report.records import gpu_slots, job_record
