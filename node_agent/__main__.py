@@ -9,6 +9,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -16,7 +17,7 @@ import time
 import uuid
 from importlib.metadata import version
 
-from node_agent.collector import CollectorClient
+from node_agent.collector import CollectorClient, CollectorStartError
 from node_agent.config import AgentConfig, parse_args
 from node_agent.host import boot_id
 from node_agent.identity import Membership, StateDirBusy, lock_state_dir, node_id
@@ -30,7 +31,11 @@ log = logging.getLogger("rltune.agent")
 
 
 async def run(config: AgentConfig) -> None:
-    """Run the agent until SIGTERM or SIGINT."""
+    """Run the agent until SIGTERM or SIGINT.
+
+    Raises:
+        OSError, CollectorStartError: it cannot start.
+    """
     this_node = node_id(config.state_dir)
     collector = CollectorClient(
         mock_gpus=config.mock_gpus, seed=this_node, faults_path=config.mock_faults
@@ -57,26 +62,33 @@ async def run(config: AgentConfig) -> None:
         monotonic=time.monotonic,
         sleep=asyncio.sleep,
     )
-    stop = asyncio.Event()
+    serving = asyncio.create_task(_serve(config, collector, telemetry, session, launcher))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
-    await collector.start()
+        loop.add_signal_handler(signum, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    log.info("stopped; running jobs go on and are found again at the next start")
+
+
+async def _serve(
+    config: AgentConfig,
+    collector: CollectorClient,
+    telemetry: AgentTelemetry,
+    session: AgentSession,
+    launcher: Launcher,
+) -> None:
+    """Runs all parts until it is cancelled."""
     try:
+        await collector.start()
         await telemetry.scan_once()
         await launcher.start()
         log.info("node %s offers %s", config.node_name, _offer(telemetry))
         if collector.latest is not None and collector.latest.note:
             log.warning("%s", collector.latest.note)
         async with asyncio.TaskGroup() as tasks:
-            running = (
-                tasks.create_task(telemetry.run(SCAN_EVERY_S)),
-                tasks.create_task(session.run(launcher)),
-            )
-            await stop.wait()
-            log.info("stopping; running jobs go on and are found again at the next start")
-            for task in running:
-                task.cancel()
+            tasks.create_task(telemetry.run(SCAN_EVERY_S))
+            tasks.create_task(session.run(launcher))
     finally:
         await launcher.close()
         await collector.close()
@@ -108,8 +120,12 @@ def main() -> int:
             "cannot use %s (%s): give a --state-dir that can be written", config.state_dir, error
         )
         return 2
-    with lock:
-        asyncio.run(run(config))
+    try:
+        with lock:
+            asyncio.run(run(config))
+    except (OSError, CollectorStartError) as error:
+        log.error("the agent cannot start: %s; its state folder is %s", error, config.state_dir)
+        return 2
     return 0
 
 

@@ -33,7 +33,8 @@ _LATE_ANSWER_S = 0.05
 _QUEUE_S = 0.5
 """How long a request waits for the one before it; a scan takes milliseconds unless NVML hangs."""
 _TERMINATE_GRACE_S = 2.0
-_CLOSE_GRACE_S = 2.0
+_CLOSE_GRACES_S = (0.4, 0.2, 0.2)
+"""How long `close` waits after asking, after SIGTERM, and after SIGKILL."""
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 60.0
 _HEALTHY_AFTER_S = 60.0
@@ -163,11 +164,13 @@ class CollectorClient:
             return
         if process.stdin is not None:
             process.stdin.close()
-        for force in (None, process.terminate, process.kill):
+        for force, grace_s in zip(
+            (None, process.terminate, process.kill), _CLOSE_GRACES_S, strict=True
+        ):
             if force is not None and process.returncode is None:
                 force()
             try:
-                async with asyncio.timeout(_CLOSE_GRACE_S):
+                async with asyncio.timeout(grace_s):
                     await process.wait()
                     return
             except TimeoutError:
@@ -267,9 +270,18 @@ class CollectorClient:
             if not self._is_closed and now_s >= self._restart_at_s:
                 await self._spawn()
         elif process.returncode is not None:
+            await self._keep_last_answer(process)
             self._bury(_ChildEnded(f"the collector's process ended with {process.returncode}"))
         elif self._is_overdue(now_s):
             self._end(process, now_s)
+
+    async def _keep_last_answer(self, process: asyncio.subprocess.Process) -> None:
+        """What a process has answered before it ended: its Xids are told nowhere else."""
+        assert process.stdout is not None
+        while (line := await process.stdout.readline()).endswith(b"\n"):
+            answer = json.loads(line)
+            if "scan" in answer:
+                self._keep(answer, late=True)
 
     def _is_overdue(self, now_s: float) -> bool:
         if self._unanswered_id is None:

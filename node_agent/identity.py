@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import uuid
 from pathlib import Path
@@ -18,7 +19,7 @@ def lock_state_dir(state_dir: Path) -> IO[str]:
     Raises StateDirBusy if another agent holds it, OSError if it cannot be made.
     """
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = (state_dir / "agent.lock").open("a")
+    lock = _open_lock(state_dir / "agent.lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -27,6 +28,15 @@ def lock_state_dir(state_dir: Path) -> IO[str]:
             f"another agent uses {state_dir}; give this one another --name or --state-dir"
         ) from None
     return lock
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return path.open()  # jobs that run are adopted also when their disk became read-only
 
 
 def node_id(state_dir: Path) -> str:

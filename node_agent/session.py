@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -53,6 +53,7 @@ CHANNEL_OPTIONS = (
 )
 _REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ALREADY_EXISTS})
 
+Fault = TypeVar("Fault", bound=BaseException)
 Call = grpc.aio.StreamStreamCall[rltune_pb2.AgentMessage, rltune_pb2.ControllerMessage]
 
 
@@ -122,6 +123,8 @@ class AgentSession:
                     log.warning("the controller closed the session")
                 except* grpc.aio.AioRpcError as group:
                     self._tell_loss(_first_leaf(group))
+                except* OSError as group:
+                    self._tell("this node's disk fails: %s", _first_leaf(group))
                 await self._sleep(self._pause_s)
                 self._pause_s = min(self._pause_s * 2, max(BACKOFF_MAX_S, self._pause_s))
 
@@ -156,8 +159,12 @@ class AgentSession:
         if refused:
             self._pause_s = REFUSED_BACKOFF_S
         trouble = "refuses this node" if refused else "is not reached"
-        if trouble != self._trouble:  # told once, not at every try
-            log.warning("the controller at %s %s: %s", self._target, trouble, error.details())
+        self._tell(f"the controller at {self._target} {trouble}: %s", error.details())
+
+    def _tell(self, trouble: str, details: object) -> None:
+        """Logs why there is no session: once, not at every try."""
+        if trouble != self._trouble:
+            log.warning(trouble, details)
         self._trouble = trouble
 
     def _hello(self, launcher: Launcher) -> rltune_pb2.AgentMessage:
@@ -269,9 +276,8 @@ def _report_message(report: RankReport) -> rltune_pb2.AgentMessage:
     return rltune_pb2.AgentMessage(report=to_pb(report, rltune_pb2.RankReport))
 
 
-def _first_leaf(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:
-    error: BaseException = group
+def _first_leaf(group: BaseExceptionGroup[Fault]) -> Fault:
+    error: Fault | BaseExceptionGroup[Fault] = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, grpc.aio.AioRpcError)
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import marshal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -33,7 +35,9 @@ log = logging.getLogger("rltune.agent")
 def _is_compiled(path: Path) -> bool:
     """Whether a .pyc file is whole: Python itself would only notice at each launch."""
     try:
-        return isinstance(marshal.loads(path.read_bytes()[PYC_HEADER_BYTES:]), CodeType)  # noqa: S302 - our own file
+        content = path.read_bytes()
+        code = marshal.loads(content[PYC_HEADER_BYTES:])  # noqa: S302 - our own file
+        return content.startswith(MAGIC_NUMBER) and isinstance(code, CodeType)
     except (OSError, EOFError, ValueError, TypeError):
         return False
 
@@ -54,7 +58,8 @@ def _compile(source: Path, target: Path) -> bool:
         log.warning("the compiled supervisor is cut short in %s: is its disk full?", target.parent)
     except OSError as error:
         log.warning("the supervisor cannot be compiled into %s: %s", target.parent, error)
-    aside.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a read-only disk refuses even what is not there
+        aside.unlink(missing_ok=True)
     return False
 
 
@@ -138,7 +143,7 @@ class Spawner:
         self, order: LaunchOrder, folder: AttemptDir, tmp_dir: Path, port: int
     ) -> dict[str, Any]:
         checkpoint_dir = self.checkpoints_dir / str(order.rank.job_id)
-        checkpoint_dir.mkdir(exist_ok=True, mode=0o700)
+        checkpoint_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         user = pwd.getpwuid(os.getuid())
         place = JobPlace(
             attempt_dir=str(folder.path),
