@@ -29,7 +29,9 @@ log = logging.getLogger("rltune.api")
 
 MAX_LIST = 1000
 MAX_REQUEST_ID_BYTES = 128
-MAX_DETAIL_CHARS = 400
+MAX_MESSAGE_BYTES = 500
+MAX_HINT_BYTES = 250
+"""Together less than a third of the 8 KiB that gRPC takes as metadata: some bytes become three."""
 ERROR_METADATA_KEY = "rltune-error-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -319,7 +321,16 @@ async def _abort(
 ) -> NoReturn:
     """End the call with a status, and the same as JSON in the trailing metadata."""
     # Names from the request are part of it, and metadata has a limit of its own.
-    message, hint, field = (text[:MAX_DETAIL_CHARS] for text in (message, hint, field))
-    detail = {"code": code, "message": message, "hint": hint, "field": field}
-    await context.abort(status, message, ((ERROR_METADATA_KEY, json.dumps(detail).encode()),))
+    message, hint = _cut(message, MAX_MESSAGE_BYTES), _cut(hint, MAX_HINT_BYTES)
+    detail = {"code": code, "message": message, "hint": hint, "field": _cut(field, MAX_HINT_BYTES)}
+    data = json.dumps(detail, ensure_ascii=False).encode()
+    await context.abort(status, message, ((ERROR_METADATA_KEY, data),))
     raise AssertionError("unreachable: abort raises")
+
+
+def _cut(text: str, most: int) -> str:
+    """The text, or its beginning, in at most so many bytes."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= most:
+        return data.decode()
+    return data[: most - 3].decode("utf-8", "ignore") + "..."

@@ -105,6 +105,17 @@ def test_a_bad_submission_names_the_field(
     assert field in detail["message"]
 
 
+@pytest.mark.parametrize("sign", ["x", "\N{GRINNING FACE}", "\n", "'"])
+def test_an_error_about_a_long_name_is_still_that_error(channel: grpc.Channel, sign: str) -> None:
+    stub = pb_grpc.ControllerStub(channel)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ListNodes(pb.ListNodesRequest(node=sign * 100_000), timeout=5)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    detail = json.loads(dict(error.trailing_metadata())["rltune-error-bin"])
+    assert detail["message"].startswith("there is no node ")
+
+
 def test_all_or_none_and_once_by_request_id(channel: grpc.Channel) -> None:
     stub = pb_grpc.ControllerStub(channel)
     good = pb.SubmitJobRequest(request_id="good", spec=job(hold=True))
