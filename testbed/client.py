@@ -76,8 +76,12 @@ class Client:
 
         `patience_s` is how long a question is tried again after the connection was lost
         (default: `client_rpc.UNARY_PATIENCE_S`).
+
+        Raises:
+            BadSettings: the address, or the settings file, cannot be meant.
         """
-        self.address = controller or load_settings(os.environ, {}).controller
+        flags = {} if controller is None else {"client.controller": controller}
+        self.address = load_settings(os.environ, flags).controller
         self.user = user or os_user()
         self._monotonic = monotonic
         self._rpc = rpc or Rpc(self.address, patience_s=patience_s)

@@ -85,6 +85,7 @@ class Rpc:
         address: str,
         *,
         patience_s: float | None = None,
+        call_timeout_s: float = CALL_TIMEOUT_S,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
         jitter: Callable[[], float] = _random,
@@ -95,6 +96,7 @@ class Rpc:
         """
         self.address = address
         self._patience_s = UNARY_PATIENCE_S if patience_s is None else patience_s
+        self._call_timeout_s = call_timeout_s
         self._closing = threading.Event()
         self._start_or_close = threading.Lock()
         self._pause = self._closing.wait if pause is None else pause
@@ -111,7 +113,7 @@ class Rpc:
 
     def patience(self, budget_s: float) -> Patience:
         """A budget from now on; a short one while the controller was never reached."""
-        budget_s = budget_s if self._reached else CONNECT_TIMEOUT_S
+        budget_s = budget_s if self._reached else min(budget_s, CONNECT_TIMEOUT_S)
         return Patience(budget_s, self._monotonic, self._pause, self._jitter)
 
     def unary(
@@ -130,15 +132,16 @@ class Rpc:
         patience = self.patience(self._patience_s)
         while True:
             try:
-                response: M = call(request, timeout=CALL_TIMEOUT_S)
+                response: M = call(request, timeout=self._call_timeout_s)
             except grpc.RpcError as failure:
                 error = self._told(failure)
-                if not idempotent:
-                    raise error from None
-                patience.spend(error)
             else:
                 self._reached = True
                 return response
+            # Out here it has no context: people see our one line, not gRPC's forty before it.
+            if not idempotent:
+                raise error
+            patience.spend(error)
 
     def stream(self, method: str, request: Message, answer: type[M]) -> Iterator[M]:
         """One question, many answers, as long as this one connection lives.

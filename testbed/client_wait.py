@@ -53,6 +53,8 @@ def wait_for_end(
         with _listening(address, sorted(waiting)) as news:
             while waiting:
                 left_s = None if gives_up_at is None else max(0.0, gives_up_at - monotonic())
+                if left_s is not None:
+                    left_s = min(left_s, threading.TIMEOUT_MAX)
                 if fresh := _next_news(news, left_s, waiting) & waiting:
                     look(fresh)
     return [ended[job_id] for job_id in job_ids]

@@ -143,6 +143,30 @@ def test_without_a_description_the_status_decides(client, controller, refusal):
     assert refused.value.code == "server_failed"
 
 
+def test_an_address_that_is_none_is_refused_at_once():
+    for address in ("", "nowhere"):
+        with pytest.raises(InvalidRequest):
+            Client(address)
+
+
+def test_an_unreachable_controller_makes_a_short_traceback():
+    with Client("127.0.0.1:1", patience_s=0.0) as client:
+        with pytest.raises(ControllerUnreachable) as refused:
+            client.jobs()
+        assert refused.value.__context__ is None
+        with pytest.raises(ControllerUnreachable) as refused:
+            client.requeue([1])
+        assert refused.value.__context__ is None
+
+
+def test_without_patience_it_is_told_at_once():
+    pauses: list[float] = []
+    rpc = Rpc("127.0.0.1:1", patience_s=0.0, pause=pauses.append)
+    with Client("127.0.0.1:1", rpc=rpc) as client, pytest.raises(ControllerUnreachable):
+        client.jobs()
+    assert pauses == []
+
+
 def test_a_refused_connection_is_told_within_three_seconds():
     begun = time.monotonic()
     with Client("127.0.0.1:1") as client, pytest.raises(ControllerUnreachable) as refused:
