@@ -289,7 +289,7 @@ def check_node_name(name: str, path: str = "node_name") -> None:
 
 
 def _check_name(name: str, path: str) -> None:
-    if not name or len(os.fsencode(name)) > MAX_NAME_BYTES:
+    if not name or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         raise InvalidMessage(
             path, f"must have 1 to {MAX_NAME_BYTES} bytes", "choose another --name"
         )

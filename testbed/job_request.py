@@ -20,6 +20,8 @@ from testbed.client_errors import InvalidRequest
 SAFE_PATH_ENV = "PYTHONSAFEPATH"
 """Keeps a folder `workloads/` where a job starts from hiding ours, in torchrun's children too.
 Only for named workloads: a user's `train.py` must find the `helper.py` beside it."""
+MAX_COUNT = 100_000
+"""Equal jobs in one submission."""
 _SAME_IN_SPEC = ("time_estimate_s", "grace_s", "priority", "qos", "hold", "on_node_fail")
 """Fields whose default is the one of `JobSpec`."""
 
@@ -114,10 +116,15 @@ class JobRequest:
 
         try:
             argv = catalogue.command(self.workload, self.workload_options)
+        except catalogue.UnknownWorkloadError as error:
+            raise InvalidRequest(
+                error.problem,
+                "`rltune workloads` lists all; another program goes after --: "
+                "rltune submit -- PROGRAM ...",
+            ) from None
         except catalogue.UsageError as error:
             raise InvalidRequest(
-                str(error),
-                "a program that is no named workload goes after --: rltune submit -- PROGRAM ...",
+                str(error), "`python -m workloads.train --help` explains the options"
             ) from None
         return argv, {SAFE_PATH_ENV: "1", **self.env}
 

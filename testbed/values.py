@@ -15,6 +15,9 @@ from enum import StrEnum
 MINUTE_S = 60.0
 HOUR_S = 3_600.0
 DAY_S = 86_400.0
+LONGEST_S = 10 * 366 * DAY_S
+"""No job and no wait is meant to take longer than ten years."""
+LARGEST_BYTES = 2**62
 MAX_SELECTED_JOBS = 100_000
 """A range such as `1-999999999` is a slip of the finger, not a wish."""
 
@@ -54,7 +57,7 @@ def parse_duration(text: str) -> float:
     if word == "unlimited":
         return math.inf
     seconds = _duration_seconds(word, text)
-    if not 0 < seconds < math.inf:
+    if seconds <= 0:
         raise InvalidValue(
             f"{text!r} is not longer than nothing", "write e.g. 90s, 2h30m or 1-12:00:00"
         )
@@ -74,6 +77,13 @@ def parse_finite_duration(text: str) -> float:
 
 
 def _duration_seconds(word: str, text: str) -> float:
+    seconds = _any_seconds(word, text)
+    if seconds > LONGEST_S:
+        raise InvalidValue(f"{text!r} is longer than ten years", "write e.g. 90s, 90m or 2h30m")
+    return seconds
+
+
+def _any_seconds(word: str, text: str) -> float:
     if _NUMBER.fullmatch(word):
         raise InvalidValue(f"{text!r} has no unit", f"write {word}s or {word}m")
     if clock := _CLOCK.fullmatch(word):
@@ -131,7 +141,10 @@ def parse_size(text: str) -> int:
     number, unit, suffix = match.groups()
     base = 1000 if suffix and suffix.upper() == "B" else 1024
     scale: int = base ** _SIZE_POWERS[unit.upper()]
-    return round(float(number) * scale)
+    size_bytes = float(number) * scale
+    if size_bytes > LARGEST_BYTES:
+        raise InvalidValue(f"{text!r} is more than any memory", "is one digit too many?")
+    return round(size_bytes)
 
 
 def format_size(size_bytes: int | None) -> str:

@@ -15,6 +15,13 @@ MAX_NODES = 20_000
 """Aliases of aliases can make a small file stand for billions of values."""
 MAX_DEPTH = 30
 _NULLS = {"", "~", "null", "Null", "NULL"}
+_TAG = "tag:yaml.org,2002:"
+_TAGS = {
+    yaml.ScalarNode: {"str", "int", "float", "bool", "null", "timestamp", "merge", "value"},
+    yaml.SequenceNode: {"seq"},
+    yaml.MappingNode: {"map"},
+}
+"""Those that plain YAML has by itself; all others would change what a value means."""
 
 Path = tuple[str | int, ...]
 
@@ -54,6 +61,7 @@ def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     lines[path] = line
     if len(lines) > MAX_NODES or len(path) > MAX_DEPTH:
         raise YamlProblem(line, "the file stands for too many values", "do without aliases")
+    _check_tag(node)
     if isinstance(node, yaml.ScalarNode):
         return None if node.style is None and node.value in _NULLS else node.value
     if isinstance(node, yaml.SequenceNode):
@@ -63,6 +71,7 @@ def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
     for key, item in node.value:
         if not isinstance(key, yaml.ScalarNode):
             raise YamlProblem(line, "a key must be plain text", "quote it")
+        _check_tag(key)
         if key.value in values:
             raise YamlProblem(
                 key.start_mark.line + 1, f"the key {key.value!r} is there twice", "keep one of them"
@@ -70,3 +79,11 @@ def _value(node: yaml.Node, path: Path, lines: dict[Path, int]) -> Any:
         values[key.value] = _value(item, (*path, key.value), lines)
         lines[*path, key.value] = key.start_mark.line + 1
     return values
+
+
+def _check_tag(node: yaml.Node) -> None:
+    if node.tag.removeprefix(_TAG) not in _TAGS[type(node)]:
+        tag = node.tag.replace(_TAG, "!!")
+        raise YamlProblem(
+            node.start_mark.line + 1, f"the tag {tag} is not taken", "write the value without it"
+        )

@@ -10,13 +10,22 @@ This is the one module of the package that others import. It loads no torch.
 import sys
 from collections.abc import Sequence
 
-from workloads.families import DATASETS, WORKLOADS, Kind, UsageError, Workload, find
+from workloads.families import (
+    DATASETS,
+    WORKLOADS,
+    Kind,
+    UnknownWorkloadError,
+    UsageError,
+    Workload,
+    find,
+)
 from workloads.options import Options, parse
 
 __all__ = [
     "DATASETS",
     "Kind",
     "Options",
+    "UnknownWorkloadError",
     "UsageError",
     "Workload",
     "command",

@@ -20,6 +20,16 @@ class UsageError(ValueError):
     """What was asked for cannot be meant; the message says what to write instead."""
 
 
+class UnknownWorkloadError(UsageError):
+    """A name that no workload has. `problem` is the message without where all names stand."""
+
+    def __init__(self, name: str, hint: str) -> None:
+        """`hint` names the nearest, or is empty."""
+        self.problem = f"unknown workload {name!r}{hint}"
+        listed = "" if hint else "; `python -m workloads.train --list` names them"
+        super().__init__(self.problem + listed)
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
     """Size of a published language model, as its Hugging Face configuration states it."""
@@ -182,10 +192,7 @@ def find(name: str) -> Workload:
         canonical = _SPELLINGS.get(plain) or _SPELLINGS.get(_squeezed(model))
         if canonical is not None:
             return WORKLOADS[canonical]
-    hint = nearest(model, WORKLOADS)
-    raise UsageError(
-        f"unknown workload {name!r}{hint or '; `python -m workloads.train --list` names them'}"
-    )
+    raise UnknownWorkloadError(name, nearest(model, WORKLOADS))
 
 
 def default_learning_rate(workload: Workload) -> float:

@@ -69,6 +69,13 @@ def test_a_duration_that_cannot_be_meant_is_refused_with_the_way_to_write_it(tex
     assert repr(text) in refused.value.problem
 
 
+def test_numbers_beyond_all_measure_are_refused():
+    for parse, text in ((parse_finite_duration, "9" * 400 + "d"), (parse_size, "9" * 400 + "G")):
+        with pytest.raises(InvalidValue):
+            parse(text)
+    assert parse_duration("unlimited") == math.inf
+
+
 def test_a_grace_may_be_nothing_but_not_endless():
     assert parse_finite_duration("0s") == 0
     with pytest.raises(InvalidValue):

@@ -154,9 +154,44 @@ def test_a_relative_folder_counts_from_the_file(hostile_dir):
         ("j.toml", 'command = "x"\n\ngpuz = 2\n', ["line 3", "'gpuz'", "'gpus'"]),
         ("j.yaml", "command: x\ntime: 90\n", ["line 2", "time", "90s or 90m"]),
         ("j.yaml", "command: x\ngpus: many\n", ["line 2", "gpus", "many"]),
-        ("j.yaml", "command: x\ncpus: 1.5\n", ["line 2", "cpus"]),
-        ("j.yaml", "command: x\nenv: [1]\n", ["line 2", "env"]),
-        ("j.yaml", "command: x\nqos: urgent\n", ["line 2", "qos", "normal"]),
+        ("j.yaml", "command: x\ncpus: 1.5\n", ["line 2: cpus: '1.5' is not a whole number"]),
+        ("j.yaml", "command: x\ncpus: [1]\n", ["line 2: cpus: ['1'] is not a whole number"]),
+        ("j.yaml", "command: x\ncpus: " + "9" * 5000, ["line 2: cpus: ", "whole number"]),
+        ("j.yaml", "command: x\nenv: [1]\n", ["line 2: env: ['1'] is not a table"]),
+        ("j.yaml", "command: x\nenv:\n  A: [1]\n", ["line 3: env.A: ['1'] is not a text"]),
+        ("j.yaml", "command: x\nenv:\n  A:\n", ["line 3: env.A: ", "is not a text"]),
+        ("j.yaml", "command: x\nname: [1]\n", ["line 2: name: ['1'] is not a text"]),
+        ("j.yaml", "command: {a: b}\n", ["line 1: command: {'a': 'b'} is neither"]),
+        ("j.yaml", "command: [x, [y]]\n", ["line 1: command.1: ['y'] is not a text"]),
+        (
+            "j.yaml",
+            "command: x\ngpus: [1]\n",
+            ["line 2: gpus: ['1'] cannot be meant; write e.g. 4 or p100:4"],
+        ),
+        ("j.yaml", "command: x\ngpu_type: {a: b}\n", ["line 2: gpu_type: ", "is neither"]),
+        (
+            "j.yaml",
+            "command: x\ntime: [1]\n",
+            ["line 2: time: ['1'] cannot be meant; write e.g. 2h30m"],
+        ),
+        (
+            "j.yaml",
+            "command: x\nmem: [1]\n",
+            ["line 2: mem: ['1'] cannot be meant; write e.g. 32G"],
+        ),
+        ("j.yaml", "command: x\nhold: perhaps\n", ["hold: 'perhaps' is neither true nor false"]),
+        ("j.yaml", "command: x\nqos: urgent\n", ["line 2: qos: 'urgent' is not 'low', 'normal'"]),
+        ("j.yaml", "command: x\non_node_fail: [x]\n", ["line 2: on_node_fail: ['x'] is not"]),
+        ("j.toml", 'command = "x"\ngpus = true\n', ["line 2: gpus: True cannot be meant"]),
+        ("j.toml", 'command = "x"\ngpuz = true\n', ["line 2", "'gpus'"]),
+        ("j.toml", 'name = "x"\n', ['`command = "python train.py"`', '`workload = "resnet50"`']),
+        ("j.toml", "command = '''\ncd x\nmake\n'''\n", ["line 1: command: has several lines"]),
+        ("j.yaml", "command: |\n  cd x\n  make\n", ["line 1", "several lines", "sh, -c"]),
+        ("j.yaml", "command: !!python/object:os.system x\n", ["line 1", "tag !!python"]),
+        ("j.yaml", "command: x\nname: !secret y\n", ["line 2", "tag !secret"]),
+        ("j.yaml", "command: x\nenv: !!set {A, B}\n", ["line 2", "tag !!set"]),
+        ("j.yaml", "command: x\n!x name: y\n", ["line 2", "tag !x"]),
+        ("j.yaml", "command: x\ncount: 999999999\n", ["line 2: count: '999999999' is more than"]),
         ("j.yaml", "command: x\ncommand: y\n", ["line 2", "twice"]),
         ("j.yaml", "command: 'x\n", ["line"]),
         ("j.yaml", "command: x\n\tgpus: 2\n", ["line 2"]),
@@ -168,7 +203,7 @@ def test_a_relative_folder_counts_from_the_file(hostile_dir):
         ("j.yaml", "? [a]\n: b\n", ["plain text"]),
         ("j.yaml", 'command: "sh -c \'x"\n', ["command"]),
         ("j.yaml", "command: x\n--- \ncommand: y\n", ["line"]),
-        ("j.yaml", "command: x\ncount: 0\n", ["count"]),
+        ("j.yaml", "command: x\ncount: 0\n", ["line 2: count: '0' is less than 1"]),
         ("j.json", "{}", [".json", ".yaml or .toml"]),
         ("j.toml", "command = x\n", ["line 1"]),
         ("j.yaml", "a: &a [*a]\n", ["too many"]),
@@ -182,6 +217,14 @@ def test_a_faulty_file_is_refused_with_the_place_and_the_cure(tmp_path, name, te
     assert str(tmp_path) in told
     for part in parts:
         assert part in told
+    assert "nput should" not in told
+
+
+def test_one_line_in_a_block_is_a_command_and_so_are_options_on_several(tmp_path):
+    path = write(tmp_path, "j.yaml", "command: |\n  echo hi\n")
+    assert load_job_file(path).request.argv == ("echo", "hi")
+    path = write(tmp_path, "j.yaml", "workload: resnet50\nargs: |\n  --steps 2\n  --seed 1\n")
+    assert load_job_file(path).request.workload_options == ("--steps", "2", "--seed", "1")
 
 
 def test_a_file_that_stands_for_billions_of_values_is_refused(tmp_path):
