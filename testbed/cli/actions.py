@@ -21,6 +21,7 @@ from testbed.cli.options import (
     connect,
     read,
     select_jobs,
+    some_text,
 )
 from testbed.cli.text import plain, say, tell
 from testbed.client_errors import InvalidRequest
@@ -44,7 +45,9 @@ def register(app: typer.Typer) -> None:
 
 def cancel(
     jobs: JobsArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "",
+    reason: Annotated[
+        str | None, typer.Option("--reason", callback=some_text, help="Why, for the record.")
+    ] = None,
     user: UserFlag = None,
     yes: YesFlag = False,
     json: JsonFlag = False,
@@ -53,7 +56,7 @@ def cancel(
     """End jobs. A job that has ended already is no error."""
     with connect(controller) as client:
         job_ids = _selected(client, jobs, user, UNFINISHED, "cancel", yes=yes)
-        results = client.cancel(job_ids, reason=reason) if job_ids else []
+        results = client.cancel(job_ids, reason=reason or "") if job_ids else []
     _finish(results, json=json)
 
 
@@ -114,7 +117,7 @@ def _selected(
 ) -> list[int]:
     """The jobs to act on; asks first when they were named by `all`."""
     job_ids = select_jobs(client, texts, user=user, states=states)
-    if "all" in texts and not yes and job_ids:
+    if any(text.strip() == "all" for text in texts) and not yes and job_ids:
         if not sys.stdin.isatty():
             raise InvalidRequest(
                 f"{verb} all would act on {len(job_ids)} jobs and nobody can be asked",

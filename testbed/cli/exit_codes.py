@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
-from protos.messages import JobState, JobView
+from protos.messages import ExitFacts, JobState, JobView, LaunchFault
 from testbed.client_errors import (
     ControllerUnreachable,
     InvalidRequest,
@@ -18,6 +19,20 @@ from testbed.client_errors import (
 )
 
 SIGTERM = 15
+_NOT_FOUND = re.compile(
+    r"command .*( was not found in PATH=| does not exist on this node$)", re.DOTALL
+)
+_NOT_EXECUTABLE = re.compile(
+    r".*("
+    r"asks for the interpreter .*, which does not exist on this node"
+    r"|the loader that .* does not exist on this node"
+    r"| is not executable: "
+    r"| is a directory, not a program"
+    r"| is not a program for this machine"
+    r")",
+    re.DOTALL,
+)
+"""The node agent's words (node_agent/supervisor.py): the facts have no number for these."""
 
 
 class ExitCode(IntEnum):
@@ -32,6 +47,9 @@ class ExitCode(IntEnum):
     OUTPUT_LOST = 74
     """EX_IOERR: what was to be printed could not be."""
     TRY_AGAIN = 75
+    NOT_EXECUTABLE = 126
+    COMMAND_NOT_FOUND = 127
+    """As shells say it of a program that could not be started."""
     TIMED_OUT = 124
     INTERRUPTED = 130
     BROKEN_PIPE = 141
@@ -58,7 +76,8 @@ def job_exit_code(job: JobView) -> int:
     """How `submit --wait`, `wait` and `logs -f` end for one job that has ended.
 
     Its own exit code, 128 + n after signal n, 124 after its time limit. What has no code of its
-    own: 143 (as SIGTERM gives) for a cancelled job, else 1.
+    own: 143 (as SIGTERM gives) for a cancelled job, 127 or 126 for a program that is not there or
+    cannot be run, else 1.
     """
     if job.state is JobState.COMPLETED:
         return ExitCode.OK
@@ -68,7 +87,17 @@ def job_exit_code(job: JobView) -> int:
         return 128 + job.exit.signal
     if job.exit is not None and job.exit.exit_code:
         return job.exit.exit_code
-    return 128 + SIGTERM if job.state is JobState.CANCELLED else ExitCode.FAILED
+    if job.state is JobState.CANCELLED:
+        return 128 + SIGTERM
+    return _launch_exit_code(job.exit)
+
+
+def _launch_exit_code(facts: ExitFacts | None) -> ExitCode:
+    if facts is None or facts.launch_fault is not LaunchFault.JOB:
+        return ExitCode.FAILED
+    if _NOT_FOUND.match(facts.message):
+        return ExitCode.COMMAND_NOT_FOUND
+    return ExitCode.NOT_EXECUTABLE if _NOT_EXECUTABLE.match(facts.message) else ExitCode.FAILED
 
 
 def jobs_exit_code(jobs: Iterable[JobView]) -> int:

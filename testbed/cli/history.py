@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from protos.messages import FINAL_JOB_STATES, JobState, JobView
+from testbed.cli import complete
 from testbed.cli.jobs import exit_word, job_color, nodes_word, state_word
 from testbed.cli.json_output import print_json
 from testbed.cli.options import (
@@ -16,8 +17,8 @@ from testbed.cli.options import (
     ControllerFlag,
     JsonFlag,
     connect,
-    not_blank,
     read_states,
+    some_text,
 )
 from testbed.cli.text import ABSENT, Column, say, show_table, tell
 from testbed.client_errors import InvalidRequest
@@ -85,12 +86,20 @@ def register(app: typer.Typer) -> None:
 
 def history(
     state: Annotated[
-        list[str] | None, typer.Option("--state", "-s", help="Only these final states.")
+        list[str] | None,
+        typer.Option(
+            "--state",
+            "-s",
+            autocompletion=complete.final_states,
+            help="Only these final states.",
+        ),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", "-u", callback=not_blank, help="Only this user's.")
+        str | None, typer.Option("--user", "-u", callback=some_text, help="Only this user's.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", "-J", help="Only this name.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-J", callback=some_text, help="Only this name.")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=INT32_MAX, help="Only the newest so many.")
     ] = DEFAULT_LIMIT,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protos.messages import AttemptView, ExitFacts, JobState, JobView, OomKind
+from testbed.cli import complete
 from testbed.cli.json_output import iso_utc, print_json
 from testbed.cli.options import (
     INT32_MAX,
@@ -16,10 +17,10 @@ from testbed.cli.options import (
     JobArgument,
     JsonFlag,
     connect,
-    not_blank,
     read_states,
     select_job,
     select_jobs,
+    some_text,
 )
 from testbed.cli.secrets_hidden import hide_secret_values
 from testbed.cli.text import ABSENT, Column, plain, say, say_lines, show_table, tell
@@ -60,17 +61,25 @@ def register(app: typer.Typer) -> None:
 
 def jobs(
     selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOBS...]", help="Only these.")
+        list[str] | None,
+        typer.Argument(metavar="[JOBS...]", autocompletion=complete.jobs, help="Only these."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.")] = False,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", "-s", help="Only these states, e.g. RUNNING or R,PD."),
+        typer.Option(
+            "--state",
+            "-s",
+            autocompletion=complete.states,
+            help="Only these states, e.g. RUNNING or R,PD.",
+        ),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", "-u", callback=not_blank, help="Only this user's.")
+        str | None, typer.Option("--user", "-u", callback=some_text, help="Only this user's.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", "-J", help="Only this name.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-J", callback=some_text, help="Only this name.")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=INT32_MAX, help="Only the newest so many.")
     ] = DEFAULT_LIMIT,
@@ -82,7 +91,9 @@ def jobs(
         states = () if every or selectors else UNFINISHED
         if state:
             states = read_states(state)
-        job_ids = select_jobs(client, selectors or (), user=user, states=states)
+        job_ids = select_jobs(
+            client, selectors or (), user=user, states=states, numbers_are_anybodys=True
+        )
         if selectors and not job_ids:
             found = []
         else:
@@ -255,5 +266,12 @@ def explain(
     say(f"job {told.job_id} is {told.state}{plain(reason)}: {plain(told.text)}")
     say_lines(f"  {plain(line)}" for line in told.lines)
     if told.terms:
-        width = max(len(name) for name in told.terms)
-        say_lines(f"  {plain(name):<{width}}  {value:g}" for name, value in told.terms.items())
+        terms = {_term_words(name): value for name, value in told.terms.items()}
+        width = max(len(name) for name in terms)
+        say_lines(f"  {plain(name):<{width}}  {value:g}" for name, value in terms.items())
+
+
+def _term_words(name: str) -> str:
+    """`run_time_s` as people say it."""
+    words = name.removesuffix("_s").replace("_", " ")
+    return f"{words} (s)" if name.endswith("_s") else words

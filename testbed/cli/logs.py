@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protos.messages import JobState, JobView, LaunchFault, LogStream
+from testbed.cli import complete
 from testbed.cli.exit_codes import ExitCode, job_exit_code
 from testbed.cli.jobs import state_word
 from testbed.cli.json_output import print_json
@@ -19,8 +20,8 @@ from testbed.cli.options import (
     JobArgument,
     JsonFlag,
     connect,
-    not_blank,
     select_job,
+    some_text,
 )
 from testbed.cli.tail import last_lines
 from testbed.cli.text import plain, tell
@@ -54,7 +55,10 @@ def logs(
         typer.Option("--rank", "--node-rank", min=0, max=INT32_MAX, help="Only this rank."),
     ] = None,
     node: Annotated[
-        str | None, typer.Option(callback=not_blank, help="Only the ranks on this node.")
+        str | None,
+        typer.Option(
+            callback=some_text, autocompletion=complete.nodes, help="Only the ranks on this node."
+        ),
     ] = None,
     attempt: Annotated[
         int | None, typer.Option(min=1, max=INT32_MAX, help="This attempt (default: the newest).")
@@ -89,7 +93,8 @@ def logs(
         by_rank = view.spec.nodes > 1 and rank is None
         notices = _write_json(messages) if json else _write_bytes(messages, prefixed=by_rank)
         ended = client.job(job_id)
-        _tell_end(ended, always=follow)
+        if view.attempts or not view.state.is_final:  # else it was told at the start
+            _tell_end(ended, always=follow)
         if follow:
             raise typer.Exit(job_exit_code(ended) if ended.state.is_final else ExitCode.OK)
     if notices:
@@ -121,7 +126,7 @@ def _tell_end(job: JobView, *, always: bool) -> None:
     """How it ended, where its own output cannot say it."""
     never_ran = job.exit is not None and job.exit.launch_fault is not LaunchFault.NONE
     is_bad = job.state.is_final and job.state is not JobState.COMPLETED
-    if job.attempts and is_bad and (always or never_ran):
+    if is_bad and (always or never_ran):
         tell(f"rltune: job {job.job_id} is {job.state}: {plain(job.reason_text or job.reason)}")
 
 

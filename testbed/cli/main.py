@@ -8,7 +8,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, cast
 
 import typer
@@ -20,6 +21,8 @@ from testbed.cli.text import paint, plain, tell, use_color
 from testbed.client_errors import InvalidRequest, RltuneError
 
 DEBUG_VARIABLE = "RLTUNE_DEBUG"
+MAX_SHOWN_CHARS = 2000
+"""Errors quote what was given, which may be a megabyte."""
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Newer typers bring a click of their own and export only the leaf of its error tree."""
 
@@ -32,6 +35,7 @@ GROUPS = {
     "watch": ("watch", "events"),
     "nodes": ("nodes", "gpus", "drain", "resume"),
     "history": ("history",),
+    "workloads": ("workloads",),
     "cluster": ("info", "config", "version", "controller", "agent"),
     "local": ("up", "demo"),
 }
@@ -50,19 +54,35 @@ class OutputLost(Exception):
     """Standard output cannot be written: a full disk, a closed descriptor."""
 
 
+@contextmanager
+def _output_told_apart() -> Iterator[None]:
+    """What goes wrong with standard output, as errors of its own: typer makes code 1 of some.
+
+    Raises:
+        PipeClosed, OutputLost: it went wrong.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise PipeClosed from None
+    except OSError as error:
+        if error.filename is None and error.errno in _WRITE_ERRORS:
+            raise OutputLost(error.strerror) from None
+        raise
+
+
 class RltuneGroup(TyperGroup):
     """The root group: commands in the order of their registration."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the command line, which prints something for `--help` and `--version`."""
+        with _output_told_apart():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a closed pipe is told apart before typer makes code 1 of it."""
-        try:
+        """Run the command."""
+        with _output_told_apart():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise PipeClosed from None
-        except OSError as error:
-            if error.filename is None and error.errno in _WRITE_ERRORS:
-                raise OutputLost(error.strerror) from None
-            raise
 
 
 def build_app(words: Sequence[str] = ()) -> typer.Typer:
@@ -135,7 +155,8 @@ def _run(args: list[str]) -> int:
     command = typer.main.get_command(build_app(args))
     try:
         code = command.main(args=args, prog_name="rltune", standalone_mode=False)
-        _flush_output()
+        with _output_told_apart():
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except typer.Abort:
@@ -161,15 +182,7 @@ def _tell_error(error: RltuneError, *, as_json: bool) -> None:
             _tell_person(error)
     except OSError:
         _discard_output()
-
-
-def _flush_output() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise PipeClosed from None
-    except OSError as error:
-        raise OutputLost(error.strerror) from None
+        _tell_person(error)
 
 
 def _tell_person(error: RltuneError) -> None:
@@ -180,7 +193,8 @@ def _tell_person(error: RltuneError) -> None:
 
 
 def _several_lines(text: str) -> str:
-    return "\n".join(plain(line) for line in text.splitlines())
+    shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
+    return "\n".join(plain(line) for line in shown.splitlines())
 
 
 def _write_any_character() -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from protos.messages import GpuView, NodeView
+from testbed.cli import complete
 from testbed.cli.json_output import print_json
-from testbed.cli.options import ControllerFlag, JsonFlag, connect
+from testbed.cli.options import ControllerFlag, JsonFlag, connect, some_text
 from testbed.cli.text import ABSENT, Column, plain, say, show_table
 from testbed.values import format_size
 
@@ -41,8 +42,24 @@ GPU_COLUMNS = (
     Column("HEALTH", cut=True),
     Column("UUID"),
 )
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
-OptionalNode = Annotated[str, typer.Argument(metavar="[NODE]", help="Only this node.")]
+NodeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE",
+        callback=some_text,
+        autocompletion=complete.nodes,
+        help="Name of the node.",
+    ),
+]
+OptionalNode = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NODE]",
+        callback=some_text,
+        autocompletion=complete.nodes,
+        help="Only this node.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,13 +71,13 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(
-    node: OptionalNode = "",
+    node: OptionalNode = None,
     json: JsonFlag = False,
     controller: ControllerFlag = None,
 ) -> None:
     """List nodes: state, GPUs in use, load, health."""
     with connect(controller) as client:
-        views = client.nodes(node)
+        views = client.nodes(node or "")
     if json:
         print_json({"nodes": views})
         return
@@ -94,13 +111,13 @@ def node_row(view: NodeView) -> tuple[str, ...]:
 
 
 def gpus(
-    node: OptionalNode = "",
+    node: OptionalNode = None,
     json: JsonFlag = False,
     controller: ControllerFlag = None,
 ) -> None:
     """List GPUs: load, memory, temperature, power, who holds them, health."""
     with connect(controller) as client:
-        views = client.gpus(node)
+        views = client.gpus(node or "")
     if json:
         print_json({"gpus": views})
         return
@@ -135,7 +152,9 @@ def gpu_row(view: GpuView) -> tuple[str, ...]:
 
 def drain(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why; others see it.")],
+    reason: Annotated[
+        str, typer.Option("--reason", callback=some_text, help="Why; others see it.")
+    ],
     json: JsonFlag = False,
     controller: ControllerFlag = None,
 ) -> None:

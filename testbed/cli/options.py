@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from protos.messages import JobState, JobView
+from testbed.cli import complete
+from testbed.cli.text import plain
 from testbed.client_errors import InvalidRequest, NotFound
 from testbed.settings import Settings, load_settings
 from testbed.values import InvalidValue, Selector, SelectorKind, parse_selector
@@ -50,15 +52,39 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 
-def not_blank(value: str | None) -> str | None:
-    """Callback of options that filter: an unset shell variable must not widen the filter.
+MAX_TEXT_CHARS = 1000
+"""Of names to look for and of reasons: they travel with every view."""
+
+
+def some_text(value: str | None) -> str | None:
+    """Callback of options that name something: an unset shell variable must not widen a filter.
 
     Raises:
-        typer.BadParameter: the option was given with nothing in it.
+        typer.BadParameter: the option was given with nothing in it, or with what is no text.
     """
-    if value is not None and not value.strip():
-        raise typer.BadParameter("is empty; leave the option out if it shall not restrict")
-    return value
+    if value is None:
+        return None
+    if not value.strip():
+        raise typer.BadParameter("is empty: leave it out, or say which")
+    if len(value) > MAX_TEXT_CHARS:
+        raise typer.BadParameter(f"is longer than {MAX_TEXT_CHARS:,} characters")
+    try:
+        return utf8(value)
+    except UnicodeError:
+        raise typer.BadParameter(f"{plain(value)} is not UTF-8") from None
+
+
+def utf8(word: str) -> str:
+    """A word of the command line as the UTF-8 that it is, whatever the locale took it for.
+
+    Raises:
+        UnicodeError: it is something else.
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(word).decode()
+    return word
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -71,13 +97,21 @@ ControllerFlag = Annotated[
     ),
 ]
 JobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOBS...", help="12, 1,3,5-8, last, all or @name.")
+    list[str],
+    typer.Argument(
+        metavar="JOBS...",
+        autocompletion=complete.jobs,
+        help="12, 1,3,5-8, last, all or @name.",
+    ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="12, last or @name.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", autocompletion=complete.jobs, help="12, last or @name."),
+]
 UserFlag = Annotated[
     str | None,
     typer.Option(
-        "--user", "-u", callback=not_blank, help="Whose jobs `last`, `all` and @name mean."
+        "--user", "-u", callback=some_text, help="Whose jobs `last`, `all` and @name mean."
     ),
 ]
 
@@ -110,6 +144,20 @@ def read_states(texts: Sequence[str]) -> tuple[JobState, ...]:
     return tuple(states)
 
 
+def read_selector(what: str, text: str) -> Selector:
+    """What a word that names jobs means.
+
+    Raises:
+        InvalidRequest: it names none, or is not UTF-8.
+    """
+    try:
+        return read(what, parse_selector, utf8(text))
+    except UnicodeError:
+        raise InvalidRequest(
+            f"{what}: {text!r} is not UTF-8", "name the jobs by their numbers"
+        ) from None
+
+
 def select_jobs(
     client: Client,
     texts: Iterable[str],
@@ -117,20 +165,29 @@ def select_jobs(
     user: str | None = None,
     states: Sequence[JobState] = UNFINISHED,
     or_newest: bool = False,
+    numbers_are_anybodys: bool = False,
 ) -> list[int]:
     """The numbers of the jobs that selectors name, each once.
 
     `all` and `@name` mean the jobs of `user` (by default: who calls) in one of `states`; with
-    `or_newest`, a name without such jobs means the newest of that name.
+    `or_newest`, a name without such jobs means the newest of that name. A number together with
+    `user` is refused, since it might be another's job, unless `numbers_are_anybodys`.
 
     Raises:
         InvalidRequest: a selector cannot be meant.
         NotFound: `last` or `@name` names none.
     """
     found: dict[int, None] = {}
+    whose = user or client.user
     for text in texts:
-        selector = read("JOBS", parse_selector, text)
-        whose = user or client.user
+        selector = read_selector("JOBS", text)
+        if selector.kind is SelectorKind.IDS and user is not None and not numbers_are_anybodys:
+            raise InvalidRequest(
+                f"--user says whose `last`, `all` or @name is meant, but {text} names jobs by "
+                "their numbers",
+                "leave --user out, or name them by @name or all",
+                field="--user",
+            )
         if or_newest and selector.kind is SelectorKind.NAME:
             found.update(dict.fromkeys(_unfinished_or_newest(client, selector, whose)))
         else:
@@ -172,7 +229,7 @@ def select_job(client: Client, text: str) -> int:
         InvalidRequest: the selector names several, or cannot be meant.
         NotFound: it names none.
     """
-    selector = read("JOB", parse_selector, text)
+    selector = read_selector("JOB", text)
     if selector.kind is SelectorKind.ALL or len(selector.ids) > 1:
         raise InvalidRequest(f"{text!r} names several jobs", "name one: 12, last or @name")
     return _select(client, selector, client.user, ())[-1]

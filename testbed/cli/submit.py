@@ -13,14 +13,23 @@ import typer
 from typer.core import TyperCommand
 
 from protos.messages import JobSpec, OnNodeFail
+from testbed.cli import complete
 from testbed.cli.actions import wait_and_tell
 from testbed.cli.exit_codes import jobs_exit_code
+from testbed.cli.field_names import in_words_of_options
 from testbed.cli.json_output import print_json
-from testbed.cli.options import ControllerFlag, JsonFlag, connect, read, settings_of
+from testbed.cli.options import (
+    ControllerFlag,
+    JsonFlag,
+    connect,
+    read,
+    settings_of,
+    some_text,
+)
 from testbed.cli.secrets_hidden import secret_looking_argument
 from testbed.cli.text import plain, say, say_lines, tell
 from testbed.client_errors import InvalidRequest
-from testbed.job_request import JobRequest, os_user
+from testbed.job_request import MAX_COUNT, JobRequest, os_user
 from testbed.settings import is_local
 from testbed.values import (
     parse_duration,
@@ -33,7 +42,6 @@ from testbed.values import (
 T = TypeVar("T")
 
 AFTER_DASHES = "rltune.after_dashes"
-MAX_COUNT = 100_000
 
 
 class SubmitCommand(TyperCommand):
@@ -56,12 +64,6 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def _complete_workload(incomplete: str) -> list[str]:
-    from workloads import catalogue  # noqa: PLC0415 - only while a shell completes
-
-    return [name for name in catalogue.names() if name.startswith(incomplete)]
-
-
 def submit(
     ctx: typer.Context,
     words: Annotated[
@@ -69,11 +71,12 @@ def submit(
         typer.Argument(
             metavar="WORKLOAD [ITS OPTIONS] | -- COMMAND [ARGS]",
             help="A workload by name, e.g. resnet50, or any command after --.",
-            autocompletion=_complete_workload,
+            autocompletion=complete.workloads,
         ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Job file (.yaml, .toml); flags win.")
+        str | None,
+        typer.Option("--file", "-f", help="Job file (.yaml, .toml, - for stdin); flags win."),
     ] = None,
     gpus: Annotated[
         str | None, typer.Option("--gpus", "-G", metavar="N|TYPE:N", help="GPUs in all.")
@@ -98,7 +101,9 @@ def submit(
         str | None,
         typer.Option(metavar="DURATION", help="Your guess of the run time; helps the scheduler."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", "-J", help="Name of the job.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-J", callback=some_text, help="Name of the job.")
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", "-e", metavar="K=V|K", help="A variable; K alone: as it is here."),
@@ -112,12 +117,20 @@ def submit(
     ] = None,
     on_node_fail: Annotated[
         str | None,
-        typer.Option(metavar="requeue|wait|fail", help="If the node is lost (default requeue)."),
+        typer.Option(
+            metavar="requeue|wait|fail",
+            autocompletion=complete.on_node_fail,
+            help="If the node is lost (default requeue).",
+        ),
     ] = None,
     priority: Annotated[int | None, typer.Option(help="Higher starts earlier.")] = None,
     qos: Annotated[
         str | None,
-        typer.Option(metavar="low|normal|high", help="Quality of service (default normal)."),
+        typer.Option(
+            metavar="low|normal|high",
+            autocompletion=complete.qos,
+            help="Quality of service (default normal).",
+        ),
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Submit as HELD.")] = False,
     grace: Annotated[
@@ -146,7 +159,7 @@ def submit(
     flags = JobRequest(
         **_program(words or [], after_dashes=ctx.meta[AFTER_DASHES]),
         **_gpus(gpus, gpu_type),
-        name=None if name is None else _given("--name", name),
+        name=name,
         cwd=None if cwd is None else str(Path(_given("--cwd", cwd)).absolute()),
         env=_env(env or [], os.environ),
         nodes=nodes,
@@ -160,14 +173,15 @@ def submit(
         hold=True if hold else None,
         on_node_fail=_on_node_fail(requeue, on_node_fail),
     )
-    request, file_count = _with_file(flags, file)
+    request, file_count = _with_file(flags, None if file is None else _given("--file", file))
     settings = settings_of(controller)
     spec = _spec(request, own_options={word for p in ctx.command.params for word in p.opts})
     _check_here(spec, is_local(settings.controller))
     talk = _Talk(json=json, quiet=quiet)
     with connect(controller) as client:
         specs = [spec] * (count or file_count)
-        job_ids = client.submit_many(specs, allow_infeasible=allow_infeasible)
+        with in_words_of_options():
+            job_ids = client.submit_many(specs, allow_infeasible=allow_infeasible)
         _tell_queued(talk, job_ids, wait=wait)
         if not wait:
             return
@@ -236,13 +250,13 @@ def _submitted(job_ids: Sequence[int]) -> str:
     return f"submitted {len(job_ids)} jobs {','.join(str(job_id) for job_id in job_ids)}"
 
 
-def _with_file(flags: JobRequest, file: Path | None) -> tuple[JobRequest, int]:
+def _with_file(flags: JobRequest, file: str | None) -> tuple[JobRequest, int]:
     """Flags over what the job file says, and how many jobs it asks for."""
     if file is None:
         return flags, 1
     from testbed.jobfile import load_job_file  # noqa: PLC0415 - loads pydantic
 
-    said = load_job_file(file)
+    said = load_job_file(Path(file))
     return said.request.overridden_by(flags), said.count
 
 
@@ -271,6 +285,8 @@ def _env(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     env = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        if not name:
+            raise InvalidRequest(f"--env {text!r} names no variable", "write --env NAME=VALUE")
         if not equals:
             if name not in environ:
                 raise InvalidRequest(

@@ -41,6 +41,11 @@ def plain(text: str) -> str:
     )
 
 
+def writable(text: str, encoding: str) -> str:
+    r"""Text with `\xe9` for what an encoding lacks, so that its width is known before writing."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def cell_width(text: str) -> int:
     """How many cells of a terminal a text fills."""
     if text.isascii():
@@ -79,17 +84,19 @@ def table(
     *,
     width: int | None = None,
     colors: Sequence[str | None] | None = None,
+    encoding: str = "utf-8",
 ) -> list[str]:
     """Lines of a table; `colors` gives one a row. Cells are made harmless here."""
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[writable(plain(cell), encoding) for cell in row] for row in rows]
+    mark = ELLIPSIS if writable(ELLIPSIS, encoding) == ELLIPSIS else "..."
     widths = [
         max([cell_width(column.title), *(cell_width(row[i]) for row in cells)])
         for i, column in enumerate(columns)
     ]
     _narrow(widths, columns, width)
-    lines = [_line([column.title for column in columns], columns, widths)]
+    lines = [_line([column.title for column in columns], columns, widths, mark)]
     for i, row in enumerate(cells):
-        line = _line(row, columns, widths)
+        line = _line(row, columns, widths, mark)
         lines.append(paint(line, colors[i] if colors else None))
     return lines
 
@@ -108,24 +115,24 @@ def _narrow(widths: list[int], columns: Sequence[Column], width: int | None) -> 
         excess -= 1
 
 
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], mark: str) -> str:
     parts = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
-        text = _cut(cell, width)
+        text = _cut(cell, width, mark)
         padding = " " * (width - cell_width(text))
         parts.append(padding + text if column.right else text + padding)
     return GAP.join(parts).rstrip()
 
 
-def _cut(text: str, width: int) -> str:
+def _cut(text: str, width: int, mark: str) -> str:
     if cell_width(text) <= width:
         return text
     kept = ""
     for c in text:
-        if cell_width(kept + c) > width - 1:
+        if cell_width(kept + c) > width - len(mark):
             break
         kept += c
-    return kept + ELLIPSIS
+    return kept + mark
 
 
 def say(line: str = "") -> None:
@@ -151,4 +158,5 @@ def show_table(
 ) -> None:
     """Print a table as the screen and the environment want it."""
     shown = colors if use_color(sys.stdout) else None
-    say_lines(table(columns, rows, width=screen_width(sys.stdout), colors=shown))
+    width, encoding = screen_width(sys.stdout), sys.stdout.encoding
+    say_lines(table(columns, rows, width=width, colors=shown, encoding=encoding))

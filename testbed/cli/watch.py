@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.cli import complete
 from testbed.cli.json_output import iso_utc, print_json
 from testbed.cli.options import (
     INT64_MAX,
@@ -15,9 +16,9 @@ from testbed.cli.options import (
     ControllerFlag,
     JsonFlag,
     connect,
-    not_blank,
     read,
     select_jobs,
+    some_text,
 )
 from testbed.cli.text import plain, say
 from testbed.client_errors import ControllerUnreachable, InvalidRequest
@@ -49,9 +50,15 @@ def events(
         ),
     ] = 0,
     job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="JOBS", help="Only these jobs.")
+        list[str] | None,
+        typer.Option(
+            "--job", metavar="JOBS", autocompletion=complete.jobs, help="Only these jobs."
+        ),
     ] = None,
-    node: Annotated[str | None, typer.Option(callback=not_blank, help="Only this node.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(callback=some_text, autocompletion=complete.nodes, help="Only this node."),
+    ] = None,
     json: JsonFlag = False,
     controller: ControllerFlag = None,
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protos.messages import ExitFacts, JobSpec, JobState, JobView, OomKind
+from node_agent import supervisor
+from protos.messages import ExitFacts, JobSpec, JobState, JobView, LaunchFault, OomKind
 from testbed import client_errors
 from testbed.cli.exit_codes import error_exit_code, job_exit_code, jobs_exit_code
 
@@ -52,6 +53,41 @@ def ended(state: JobState, exit: ExitFacts | None = None) -> JobView:  # noqa: A
 )
 def test_a_jobs_end_as_an_exit_code(state, facts, code):
     assert job_exit_code(ended(state, facts)) == code
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["no-such-program-here"], 127),
+        (["./none"], 127),
+        (["line\nbreak"], 127),
+        (["./data"], 126),
+        (["data"], 126),
+        (["./folder"], 126),
+        (["./interpreter"], 126),
+        (["./garbage"], 126),
+        (["./" + "x" * 5_000], 1),
+    ],
+    ids=lambda value: value[0][:20] if isinstance(value, list) else None,
+)
+def test_what_the_supervisor_says_becomes_the_shells_code(tmp_path, argv, code):
+    (tmp_path / "data").write_text("text")
+    (tmp_path / "folder").mkdir()
+    for name, text in (("interpreter", "#!/no/such/interpreter\n"), ("garbage", "\x01\x02")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    order = {"argv": argv, "env": {"PATH": str(tmp_path)}, "cwd": str(tmp_path)}
+    with pytest.raises(supervisor.LaunchError) as refused:
+        supervisor.spawn(order, 1, 2)
+    facts = ExitFacts(launch_fault=LaunchFault(refused.value.fault), message=str(refused.value))
+    assert job_exit_code(ended(JobState.FAILED, facts)) == code
+
+
+def test_a_fault_of_the_node_is_not_the_commands():
+    message = "'/x' is not executable: run `chmod +x` on it"
+    for fault in (LaunchFault.NODE, LaunchFault.NONE):
+        facts = ExitFacts(launch_fault=fault, message=message)
+        assert job_exit_code(ended(JobState.FAILED, facts)) == 1
 
 
 def test_of_several_jobs_the_highest_counts():

@@ -71,6 +71,21 @@ def test_a_narrow_screen_cuts_names():
     assert "…" in lines[1]
 
 
+def test_columns_line_up_in_an_encoding_that_lacks_letters():
+    rows = [("1", "名前é" * 4, "UP"), ("22", "plain", "UP")]
+    for width in (None, 30):
+        lines = table(COLUMNS, rows, width=width, encoding="ascii")
+        assert all(line.isascii() for line in lines)
+        assert (
+            len(
+                {line.rindex(word) for line, word in zip(lines, ("STATE", "UP", "UP"), strict=True)}
+            )
+            == 1
+        )
+    assert "..." in lines[1]
+    assert all(len(line) <= 30 for line in lines)
+
+
 @pytest.mark.parametrize(
     ("environ", "stream", "expected"),
     [
