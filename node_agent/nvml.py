@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class NvmlCollector:
         self._cards: dict[str, Card] = {}
         self._count: int | None = None
         self._event_set: Any = None
+        self._untold_xids: list[XidEvent] = []
+        """Taken from NVML, where they are gone then, but in no scan yet."""
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
 
@@ -77,16 +80,17 @@ class NvmlCollector:
         try:
             self._open()
             self._find_cards()
-            xids = self._take_xids()
-            samples = tuple(self._sample(card, xids) for card in self._in_order())
+            self._collect_xids()
+            samples = tuple(self._sample(card) for card in self._in_order())
         except NvmlFault as fault:
-            return self._out_of_reach(fault)
+            out_of_reach = self._out_of_reach(fault)
+            return replace(out_of_reach, xids=self._take_untold_xids())
         return Scan(
             driver_version=self._driver_version,
             cuda_version=self._cuda_version,
             facts=tuple(card.facts_or_placeholder() for card in self._in_order()),
             samples=samples,
-            xids=xids,
+            xids=self._take_untold_xids(),
             node_health=self._problems(),
             note="" if self._cards else "NVML reports no GPU",
         )
@@ -116,7 +120,6 @@ class NvmlCollector:
         for card in self._cards.values():
             card.handle = card.watched_key = None
             card.unsupported.clear()
-            card.critical_xids.clear()
 
     def _open(self) -> None:
         if self._is_open:
@@ -221,11 +224,10 @@ class NvmlCollector:
         else:
             card.watched_key = key
 
-    def _take_xids(self) -> tuple[XidEvent, ...]:
+    def _collect_xids(self) -> None:
         if self._event_set is None:
-            return ()
+            return
         wanted = int(self._api.lookup("nvmlEventTypeXidCriticalError") or 8)
-        xids = []
         for _ in range(_MAX_EVENTS_PER_SCAN):
             try:
                 event = self._api.call("nvmlEventSetWait", self._event_set, 0)
@@ -234,8 +236,12 @@ class NvmlCollector:
                     raise
                 break  # nothing is waiting, or the set tells nothing now: the cards are polled
             if int(event.eventType) & wanted:
-                xids.append(self._xid_event(event.device, int(event.eventData)))
-        return tuple(xids)
+                self._untold_xids.append(self._xid_event(event.device, int(event.eventData)))
+
+    def _take_untold_xids(self) -> tuple[XidEvent, ...]:
+        taken = tuple(self._untold_xids)
+        self._untold_xids.clear()
+        return taken
 
     def _xid_event(self, device: Handle, xid: int) -> XidEvent:
         # By handle, not by asking NVML for the UUID: a card with Xid 79 does not answer any more.
@@ -246,8 +252,8 @@ class NvmlCollector:
             card.critical_xids.add(xid)
         return XidEvent(uuid=card.uuid if card else "", xid=xid, message=xid_text(xid))
 
-    def _sample(self, card: Card, xids: tuple[XidEvent, ...]) -> GpuSample:
-        new_xids = frozenset(event.xid for event in xids if event.uuid == card.uuid)
+    def _sample(self, card: Card) -> GpuSample:
+        new_xids = frozenset(x.xid for x in self._untold_xids if x.uuid == card.uuid)
         if card.handle is None:
             return lost_sample(card, new_xids)
         try:
@@ -272,6 +278,8 @@ class NvmlCollector:
 
     def _out_of_reach(self, fault: NvmlFault) -> Scan:
         """NVML as a whole does not work: no samples, and the reason in words."""
+        with contextlib.suppress(NvmlFault):  # what it still tells: closing it loses the rest
+            self._collect_xids()
         self.close()
         reason, note = self._reason_of(fault), ""
         if fault.kind is FaultKind.LIBRARY_MISSING and not self._has_nvidia():

@@ -244,6 +244,50 @@ def test_nvml_that_was_shut_down_meanwhile_is_opened_again() -> None:
     assert collector.scan().node_health == ()
 
 
+def with_xids(mock: MockNvml, *xids: int) -> None:
+    """Lets the mock have these events of its first card, each once, then none."""
+    waiting = list(xids)
+
+    def wait(_event_set: Any, _timeout_ms: int) -> Any:
+        if not waiting:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return SimpleNamespace(
+            device=mock.nvmlDeviceGetHandleByIndex(0),
+            eventType=pynvml.nvmlEventTypeXidCriticalError,
+            eventData=waiting.pop(0),
+        )
+
+    mock.nvmlEventSetWait = wait
+
+
+def test_xids_of_a_scan_that_fails_are_told_and_critical_ones_stay() -> None:
+    mock = make_mock()
+    collector = NvmlCollector(mock)
+    collector.scan()
+    with_xids(mock, 31, 79)
+    works = mock.nvmlDeviceGetMemoryInfo
+    mock.nvmlDeviceGetMemoryInfo = raising(pynvml.NVML_ERROR_UNINITIALIZED)
+    failed = collector.scan()
+    assert failed.samples == ()
+    assert [event.xid for event in failed.xids] == [31, 79]
+    mock.nvmlDeviceGetMemoryInfo = works
+    again = collector.scan()
+    assert again.xids == ()
+    assert again.samples[0].health == ("Xid 79: GPU has fallen off the bus",)
+
+
+def test_xids_that_wait_while_nvml_goes_are_told_by_the_next_scan() -> None:
+    mock = make_mock()
+    collector = NvmlCollector(mock)
+    uuid = collector.scan().facts[0].uuid
+    with_xids(mock, 48)
+    works = mock.nvmlDeviceGetCount
+    mock.nvmlDeviceGetCount = raising(pynvml.NVML_ERROR_UNKNOWN)
+    assert collector.processes([uuid]) == {uuid: None}
+    mock.nvmlDeviceGetCount = works
+    assert [event.xid for event in collector.scan().xids] == [48]
+
+
 def test_no_gpu_is_noted() -> None:
     mock = make_mock()
     mock.nvmlDeviceGetCount = lambda: 0
