@@ -187,7 +187,7 @@ class Spawner:
 
 
 def remove_tmp_dir(folder: AttemptDir) -> None:
-    """Removes the job's TMPDIR, whatever is in it."""
+    """Removes the job's TMPDIR, for a supervisor that did not live to do it."""
     tmp_dir = folder.read_order().get("tmp_dir")
     if tmp_dir is not None:
         shutil.rmtree(tmp_dir, ignore_errors=True)

@@ -7,7 +7,7 @@ modules beneath the first two are used.
 """
 
 # pathlib and contextlib would have to be imported, see above.
-# ruff: noqa: PTH104, PTH108, PTH110, PTH112, PTH113, PTH119, PTH208, SIM105
+# ruff: noqa: PTH104, PTH106, PTH108, PTH110, PTH112, PTH113, PTH119, PTH208, SIM105
 
 from __future__ import annotations
 
@@ -211,6 +211,25 @@ def fail_by_errno(what: str, error: OSError) -> NoReturn:
     if advice:
         raise LaunchError("NODE", f"{what}: {error.strerror}; this node is at fault, {advice}")
     raise LaunchError("JOB", f"{what}: {error.strerror}")
+
+
+def remove_tree(path: str) -> None:
+    """Removes a folder with all that is in it; what cannot be removed stays."""
+    for folder, names, files in os.walk(path, topdown=False):
+        for name in (*names, *files):
+            remove_one(f"{folder}/{name}")
+    remove_one(path)
+
+
+def remove_one(path: str) -> None:
+    """Removes a file, a link or an empty folder, if it is there and that is allowed."""
+    try:
+        try:
+            os.unlink(path)
+        except IsADirectoryError:
+            os.rmdir(path)
+    except OSError:
+        pass
 
 
 def enter_folder(cwd: str) -> None:
@@ -700,6 +719,12 @@ class Supervisor:
                 )
         return facts | {"message": "; ".join(self._messages)[:MESSAGE_CHARS]}
 
+    def remove_tmp_dir(self) -> None:
+        """Removes the job's TMPDIR, after its end is told: the agent may be gone by then."""
+        tmp_dir = self._order.get("tmp_dir")
+        if tmp_dir:
+            remove_tree(tmp_dir)
+
     def _finish(self, exit_facts: dict[str, Any]) -> None:
         stdout, stderr = self._streams
         self._status.advance(
@@ -745,6 +770,7 @@ def main() -> int:
         return ERRNO_EXIT_BASE + (error.errno or 0)
     try:
         supervisor.run(wake_fd)
+        supervisor.remove_tmp_dir()
     except BaseException:  # our own fault: the traceback goes to supervisor.log, the job ends
         kill_all(descendants(os.getpid()))
         raise

@@ -115,6 +115,23 @@ async def test_end_while_the_agent_was_away_is_reported(away, first_agent, tmp_p
     assert [r.phase for r in away.reports] == [RankPhase.ENDED, RankPhase.RELEASED]
 
 
+async def test_tmpdir_goes_although_the_agent_is_away(away, first_agent, tmp_path, wait_until):
+    gate, kept = tmp_path / "gate", tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    _kill(
+        first_agent(
+            f'mkdir -p "$TMPDIR/a/b"; touch "$TMPDIR/a/b/c"; ln -s {kept} "$TMPDIR/a/link"; '
+            f"while [ ! -e {gate} ]; do sleep 0.02; done"
+        )
+    )
+    tmp_dir = Path(_only_folder(away).read_order()["tmp_dir"])
+    wait_until((tmp_dir / "a" / "link").is_symlink)
+    gate.touch()
+    wait_until(lambda: not tmp_dir.exists())
+    assert (kept / "file").exists()
+
+
 async def test_time_limit_holds_while_the_agent_is_away(away, wait_until):
     await away.start()
     order = away.order("sleep", "600", time_limit_s=0.5)

@@ -186,6 +186,22 @@ async def test_xids_of_a_scan_that_was_given_up_reach_the_next_one(
     assert (await client.scan()).xids == ()
 
 
+async def test_xids_that_a_process_told_before_it_died_are_not_lost(
+    client: CollectorClient, faults_path: Path
+) -> None:
+    await client.scan()
+    write_faults(faults_path, [hang(3), MockFault(MockFaultKind.XID, 0, 31)])
+    assert await client.scan() is None
+    write_faults(faults_path, [])
+    process = client._process
+    await wait_until(lambda: bool(process.stdout._buffer), "the late answer")
+    process.kill()
+    await process.wait()
+    scan = await scan_until(client, lambda scan: scan is not None, "a new process answers")
+    assert client.pid != process.pid
+    assert [event.xid for event in scan.xids] == [31]
+
+
 async def test_a_killed_process_is_replaced(client: CollectorClient) -> None:
     before = await client.scan()
     first_pid = client.pid
