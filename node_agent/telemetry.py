@@ -12,13 +12,17 @@ from protos.messages import GpuFacts, HostSample, NodeFacts, Telemetry, XidEvent
 
 MIN_FREE_BYTES = 64 * 2**20
 MIN_FREE_FRACTION = 0.05
+MIN_FREE_FILES = 1000
 
 
-def state_folder_health(host: HostSample, *, is_writable: bool) -> tuple[str, ...]:
+def state_folder_health(
+    host: HostSample, *, is_writable: bool, free_files: int | None
+) -> tuple[str, ...]:
     """Why the node must not get work because of the disk with the agent's state folder.
 
-    Asked for is room for a few orders, statuses and the first output: 64 MB, or on a smaller disk
-    a twentieth of it. The reason goes by itself when there is room again.
+    Asked for is room for a few orders, statuses and the first output: 64 MiB, or on a smaller disk
+    a twentieth of it, and 1000 more files. The reason goes by itself when there is room again.
+    `free_files` is None where the file system has no limit.
     """
     used, total = host.disk_used_bytes, host.disk_total_bytes
     if used is None or total is None:
@@ -27,7 +31,10 @@ def state_folder_health(host: HostSample, *, is_writable: bool) -> tuple[str, ..
         return ("the agent's state folder cannot be written",)
     free, needed = total - used, min(MIN_FREE_BYTES, int(total * MIN_FREE_FRACTION))
     if free >= needed:
-        return ()
+        if free_files is None or free_files >= MIN_FREE_FILES:
+            return ()
+        has, need = f"{free_files} more files (inodes)", str(MIN_FREE_FILES)
+        return (f"the disk with the agent's state folder has room for {has}, new jobs need {need}",)
     has, need = f"{free / 2**20:.1f} MiB", f"{needed / 2**20:.1f} MiB"
     return (f"the disk with the agent's state folder has {has} free, new jobs need {need}",)
 
@@ -97,8 +104,14 @@ class AgentTelemetry:
         )
 
     def _folder_health(self, host: HostSample) -> tuple[str, ...]:
-        is_writable = os.access(self._config.state_dir, os.W_OK | os.X_OK)
-        return state_folder_health(host, is_writable=is_writable)
+        folder = self._config.state_dir
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            return state_folder_health(host, is_writable=False, free_files=None)
+        is_writable = os.access(folder, os.W_OK | os.X_OK)
+        free_files = disk.f_favail if disk.f_files else None  # btrfs and others make them as needed
+        return state_folder_health(host, is_writable=is_writable, free_files=free_files)
 
     def take_xids(self) -> tuple[XidEvent, ...]:
         """Xid events that no heartbeat has carried yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from node_agent import supervisor
+from node_agent.collector import CollectorClient
+from node_agent.config import parse_args
 from node_agent.ports import PortPool
 from node_agent.spawning import Spawner
-from node_agent.telemetry import state_folder_health
+from node_agent.telemetry import AgentTelemetry, state_folder_health
 from protos.messages import HostSample
 
 MIB = 1 << 20
@@ -25,15 +28,30 @@ def test_room_for_new_jobs(free_mib: int, total_mib: int, is_healthy: bool) -> N
     host = HostSample(
         disk_used_bytes=(total_mib - free_mib) * MIB, disk_total_bytes=total_mib * MIB
     )
-    reasons = state_folder_health(host, is_writable=True)
+    reasons = state_folder_health(host, is_writable=True, free_files=None)
     assert (reasons == ()) is is_healthy
     assert all(f"{free_mib}.0 MiB free" in reason for reason in reasons)
 
 
-def test_a_folder_that_is_gone_or_read_only() -> None:
-    assert "gone" in state_folder_health(HostSample(), is_writable=True)[0]
+def test_a_folder_that_cannot_be_used() -> None:
+    def reason(host: HostSample, *, is_writable: bool, free_files: int | None) -> str:
+        (text,) = state_folder_health(host, is_writable=is_writable, free_files=free_files)
+        return text
+
     there = HostSample(disk_used_bytes=0, disk_total_bytes=MIB)
-    assert "written" in state_folder_health(there, is_writable=False)[0]
+    assert "gone" in reason(HostSample(), is_writable=True, free_files=None)
+    assert "written" in reason(there, is_writable=False, free_files=None)
+    assert "999 more files" in reason(there, is_writable=True, free_files=999)
+    assert state_folder_health(there, is_writable=True, free_files=1000) == ()
+
+
+def test_the_reason_comes_and_goes_with_the_folder(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    config = parse_args(["--name", "n", "--state-dir", str(state_dir)])
+    telemetry = AgentTelemetry(config, CollectorClient(), version="1", sleep=asyncio.sleep)
+    assert telemetry.sample().node_health == ("the agent's state folder is gone",)
+    state_dir.mkdir()
+    assert telemetry.sample().node_health == ()
 
 
 def spawner(state_dir: Path) -> Spawner:
