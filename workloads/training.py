@@ -1,5 +1,6 @@
 """The training loop: real loss, real gradients, one model at a time."""
 
+import itertools
 import math
 import time
 from typing import cast
@@ -20,6 +21,8 @@ _SGD_DECAY = 1e-4
 _ADAMW_DECAY = 0.01
 _LARGEST_GRADIENT = 1.0
 """Norm to which gradients of language models are cut, as their papers do."""
+_SETTLING_BATCHES = 20
+"""As many as torch's running averages look back on: 2 / momentum - 1 with its default, 0.1."""
 
 
 class Trainer:
@@ -195,6 +198,7 @@ class Trainer:
     def _test(self) -> tuple[float, float]:
         """Mean loss, and share of right answers, on samples that were not trained on."""
         session, world = self._session, self._session.world
+        self._settle()
         for buffer in self.model.buffers():  # each rank's batch statistics differ a little
             if world.control is not None:
                 torch.distributed.broadcast(buffer, 0)
@@ -221,11 +225,45 @@ class Trainer:
                 loss += float(loss_of(answers, targets) * counts)
                 right += float((answers.argmax(-1) == targets).sum())
                 counted += float(counts)
-            if world.any(session.wish.is_set)[0]:
-                session.save(self._state(), self.step, "sigterm")
-                raise Stopped
+            self._stop_if_wished()
         loss, right, counted = world.sum([loss, right, counted])
         return loss / counted, right / counted
+
+    def _settle(self) -> None:
+        """Take batch normalisation's averages anew, with the weights as they are now.
+
+        After a few steps the running ones still describe weights that are long gone, and a deep
+        net multiplies the error: ResNet-50 tested at a loss of 559,816 where it trained at 2.4.
+        "Precise BN" of Wu and Johnson, Rethinking "Batch" in BatchNorm (2021), section 3.
+        """
+        norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+        if not norms:
+            return
+        self.model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over what follows
+            norm.train()
+        self._sampler.set_epoch(self._epoch)
+        self._batches.start = 0
+        batches = list(itertools.islice(self._batches, _SETTLING_BATCHES))
+        for inputs, _ in data.read(
+            self._data.train,
+            cast("torch.utils.data.Sampler[list[int]]", batches),
+            workers=self._session.options.workers,
+            seed=0,
+            pin=self._device.type == "cuda",
+        ):
+            with self._autocast:
+                self.model(self._input(inputs.to(self._device)))
+            self._stop_if_wished()
+
+    def _stop_if_wished(self) -> None:
+        """Between two batches of a test, on all ranks at the same one."""
+        session = self._session
+        if session.world.any(session.wish.is_set)[0]:
+            session.save(self._state(), self.step, "sigterm")
+            raise Stopped
 
     def _state(self) -> State:
         """All that the next step depends on, in types that load without running code."""

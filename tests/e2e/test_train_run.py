@@ -47,6 +47,17 @@ def here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[Ev
     return run
 
 
+def test_a_deep_net_is_tested_with_the_statistics_of_its_weights(
+    here: Callable[..., tuple[int, list[Event], str]],
+) -> None:
+    code, events, _ = here("resnet50", "--dataset", "digits", "--steps", "20")
+    assert code == 0
+    summary = events[-1]
+    # With the running averages of 20 steps it is in the hundred thousands.
+    assert summary["test_loss"] < 2 * summary["loss"]
+    assert summary["accuracy"] > 0.15  # guessing gives 0.1
+
+
 def test_a_resnet_learns_to_read_digits(tmp_path: Path) -> None:
     told = tmp_path / "progress"
     events = _run("resnet18", "--epochs", "3", "--progress-every", "0.2",
