@@ -21,6 +21,7 @@ from node_agent.collector import CollectorClient, CollectorStartError
 from node_agent.config import AgentConfig, parse_args
 from node_agent.host import boot_id
 from node_agent.identity import Membership, StateDirBusy, lock_state_dir, node_id
+from node_agent.inventory import Inventory
 from node_agent.launcher import Launcher
 from node_agent.session import AgentSession, Identity
 from node_agent.telemetry import AgentTelemetry
@@ -34,16 +35,20 @@ async def run(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT.
 
     Raises:
-        OSError, CollectorStartError: it cannot start.
+        OSError: it cannot start.
     """
     this_node = node_id(config.state_dir)
+    boot = boot_id()
     collector = CollectorClient(
         mock_gpus=config.mock_gpus, seed=this_node, faults_path=config.mock_faults
     )
     telemetry = AgentTelemetry(
-        config, collector, version=version("rltune-testbed"), sleep=asyncio.sleep
+        config,
+        collector,
+        Inventory(config.state_dir, boot),
+        version=version("rltune-testbed"),
+        sleep=asyncio.sleep,
     )
-    boot = boot_id()
     session = AgentSession(
         config.controller,
         Identity(config.node_name, this_node, boot, str(uuid.uuid4()), config.advertise_address),
@@ -80,7 +85,10 @@ async def _serve(
 ) -> None:
     """Runs all parts until it is cancelled."""
     try:
-        await collector.start()
+        try:
+            await collector.start()
+        except CollectorStartError as error:  # running jobs need the agent all the same
+            log.error("the telemetry process does not start: %s", error)
         await telemetry.scan_once()
         await launcher.start()
         log.info("node %s offers %s", config.node_name, _offer(telemetry))
@@ -123,7 +131,7 @@ def main() -> int:
     try:
         with lock:
             asyncio.run(run(config))
-    except (OSError, CollectorStartError) as error:
+    except OSError as error:
         log.error("the agent cannot start: %s; its state folder is %s", error, config.state_dir)
         return 2
     return 0

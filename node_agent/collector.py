@@ -112,7 +112,8 @@ class CollectorClient:
     def node_health(self) -> tuple[str, ...]:
         """Reasons why the node must not get work: NVML's own and those of its silence."""
         reasons = self._latest.node_health if self._latest else ()
-        if self._misses < MISSES_LIMIT:
+        limit = 1 if self._latest is None else MISSES_LIMIT
+        if self._misses < limit:
             return reasons
         return (*reasons, self._silence())
 
@@ -125,15 +126,15 @@ class CollectorClient:
         """Starts the process and waits until it reads requests.
 
         Raises:
-            CollectorStartError: it ended at once, or did not come up in time.
+            CollectorStartError: it ended at once, or did not come up in time. Scans start another.
         """
         async with self._lock:
             self._is_closed = False
-            await self._spawn()
             try:
+                await self._spawn()
                 is_up = await self._read_answer(START_DEADLINE_S) is not None
-            except _ChildEnded as ended:
-                raise CollectorStartError(str(ended)) from ended
+            except (_ChildEnded, OSError) as error:
+                raise CollectorStartError(str(error)) from error
         if not is_up:
             raise CollectorStartError(f"no sign of life within {START_DEADLINE_S:.0f} s")
 
@@ -268,7 +269,10 @@ class CollectorClient:
         process = self._process
         if process is None:
             if not self._is_closed and now_s >= self._restart_at_s:
-                await self._spawn()
+                try:
+                    await self._spawn()
+                except OSError as error:
+                    self._start_later(f"the collector's process cannot be started: {error}")
         elif process.returncode is not None:
             await self._keep_last_answer(process)
             self._bury(_ChildEnded(f"the collector's process ended with {process.returncode}"))
@@ -309,13 +313,16 @@ class CollectorClient:
             process.kill()
             return
         self._process = None
+        self._start_later(str(ended))
+
+    def _start_later(self, why: str) -> None:
         now_s = self._monotonic()
         if now_s - self._started_at_s >= _HEALTHY_AFTER_S:
             self._backoff_s, self._restarts = _FIRST_BACKOFF_S, 0
         self._restart_at_s = now_s + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
         self._restarts += 1
-        log.warning("%s; starting another", ended)
+        log.warning("%s; starting another in %.1f s", why, self._restart_at_s - now_s)
 
     async def _spawn(self) -> None:
         # Plain on purpose: in a process with gRPC's threads any more than a new session forks.

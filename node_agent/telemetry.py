@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from node_agent.collector import CollectorClient
 from node_agent.config import AgentConfig
 from node_agent.host import HostSampler, host_facts
-from protos.messages import GpuFacts, HostSample, NodeFacts, Telemetry, XidEvent
+from node_agent.inventory import Inventory
+from protos.messages import HostSample, NodeFacts, Telemetry, XidEvent
 
 MIN_FREE_BYTES = 64 * 2**20
 MIN_FREE_FRACTION = 0.05
@@ -46,6 +47,7 @@ class AgentTelemetry:
         self,
         config: AgentConfig,
         collector: CollectorClient,
+        inventory: Inventory,
         *,
         version: str,
         sleep: Callable[[float], Awaitable[None]],
@@ -58,7 +60,9 @@ class AgentTelemetry:
         self._host = HostSampler(config.state_dir)
         self._machine = host_facts()
         self._xids: list[XidEvent] = []
-        self._gpus: tuple[GpuFacts, ...] = ()
+        self._inventory = inventory
+        self._gpus = inventory.read()
+        self._has_seen_gpus = False
         self._driver: tuple[str | None, str | None] = (None, None)
 
     async def scan_once(self) -> None:
@@ -69,7 +73,12 @@ class AgentTelemetry:
         self._xids.extend(scan.xids)
         self._driver = (scan.driver_version, scan.cuda_version)
         if scan.facts:
-            self._gpus = scan.facts
+            self._has_seen_gpus = True
+            if scan.facts != self._gpus:
+                self._gpus = scan.facts
+                self._inventory.write(scan.facts)
+        elif not self._has_seen_gpus and not scan.node_health:
+            self._gpus = ()  # an earlier agent's, but NVML works and shows none
 
     async def run(self, every_s: float) -> None:
         """Scan for ever."""

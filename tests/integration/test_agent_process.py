@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,10 +18,13 @@ FULL_DISK = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh")
 
 
 @contextlib.contextmanager
-def agent(state_dir: Path, *options: str, under: tuple[str, ...] = ()) -> Iterator[str]:
+def agent(
+    state_dir: Path, *options: str, under: tuple[str, ...] = (), python_path: str = ""
+) -> Iterator[str]:
     """Runs an agent that has started, and ends it; yields what it logged at its start."""
     argv = [*under, *AGENT, "--mock-gpus", "P100", "--state-dir", str(state_dir), *options]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "PYTHONPATH": python_path}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
             assert process.stderr is not None
             logged = ""
@@ -54,6 +58,19 @@ def test_a_first_start_on_a_full_disk_fails_in_one_sentence(tmp_path: Path) -> N
     assert ended.returncode == 2
     pattern = rf".* the agent cannot start: .*; its state folder is {tmp_path}\n"
     assert re.fullmatch(pattern, ended.stderr), ended.stderr
+
+
+def test_an_agent_starts_without_its_telemetry_and_keeps_its_gpus(tmp_path: Path) -> None:
+    state_dir, broken = tmp_path / "state", tmp_path / "broken"
+    broken.mkdir()
+    (broken / "pynvml.py").write_text("raise SystemExit('no pynvml')")
+    with agent(state_dir, python_path=str(broken)) as logged:
+        assert "the telemetry process does not start" in logged
+        assert "no GPU" in logged
+    with agent(state_dir):
+        pass
+    with agent(state_dir, python_path=str(broken)) as logged:
+        assert "1 x P100" in logged
 
 
 def test_nvml_that_hangs_does_not_hold_the_end_up(tmp_path: Path) -> None:

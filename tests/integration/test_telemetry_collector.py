@@ -220,6 +220,19 @@ async def test_a_process_that_cannot_start_says_so() -> None:
     await client.close()
 
 
+async def test_a_process_that_cannot_be_spawned_is_tried_again() -> None:
+    client = CollectorClient(mock_gpus="P100")
+    argv, client._argv = client._argv, ["/no/such/program"]
+    with pytest.raises(CollectorStartError, match="No such file"):
+        await client.start()
+    assert await client.scan() is None
+    assert client.node_health == ("NVML does not answer",)
+    client._argv = argv
+    await scan_until(client, lambda scan: scan is not None, "the process is there at last")
+    assert client.node_health == ()
+    await client.close()
+
+
 async def test_after_close_nothing_holds_nvml(client: CollectorClient) -> None:
     pid = client.pid
     await client.close()

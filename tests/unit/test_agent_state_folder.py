@@ -12,10 +12,12 @@ import pytest
 from node_agent import supervisor
 from node_agent.collector import CollectorClient
 from node_agent.config import parse_args
+from node_agent.inventory import Inventory
 from node_agent.ports import PortPool
+from node_agent.scan import Scan
 from node_agent.spawning import Spawner
 from node_agent.telemetry import AgentTelemetry, state_folder_health
-from protos.messages import HostSample
+from protos.messages import GpuFacts, HostSample
 
 MIB = 1 << 20
 
@@ -48,10 +50,48 @@ def test_a_folder_that_cannot_be_used() -> None:
 def test_the_reason_comes_and_goes_with_the_folder(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     config = parse_args(["--name", "n", "--state-dir", str(state_dir)])
-    telemetry = AgentTelemetry(config, CollectorClient(), version="1", sleep=asyncio.sleep)
+    telemetry = AgentTelemetry(
+        config, CollectorClient(), Inventory(state_dir, "b"), version="1", sleep=asyncio.sleep
+    )
     assert telemetry.sample().node_health == ("the agent's state folder is gone",)
     state_dir.mkdir()
     assert telemetry.sample().node_health == ()
+
+
+async def test_an_agent_without_nvml_offers_what_was_there_in_this_boot(tmp_path: Path) -> None:
+    config = parse_args(["--name", "n", "--state-dir", str(tmp_path)])
+    gpus = (GpuFacts("GPU-a", 0, "Tesla P100", "P100", "0000:01:00.0", memory_bytes=1),)
+    Inventory(tmp_path, "this boot").write(gpus)
+    for boot_id, expected in (("this boot", gpus), ("another boot", ())):
+        telemetry = AgentTelemetry(
+            config,
+            CollectorClient(),
+            Inventory(tmp_path, boot_id),
+            version="1",
+            sleep=asyncio.sleep,
+        )
+        await telemetry.scan_once()
+        assert telemetry.facts().gpus == expected
+        assert telemetry.sample().node_health == ("NVML does not answer",)
+
+
+async def test_gpus_that_are_gone_are_not_offered_any_more(tmp_path: Path) -> None:
+    class Healthy(CollectorClient):
+        async def scan(self) -> Scan | None:
+            return Scan(note="NVML reports no GPU")
+
+    config = parse_args(["--name", "n", "--state-dir", str(tmp_path)])
+    inventory = Inventory(tmp_path, "b")
+    inventory.write((GpuFacts("GPU-a", 0, "Tesla P100", "P100", "0000:01:00.0"),))
+    telemetry = AgentTelemetry(config, Healthy(), inventory, version="1", sleep=asyncio.sleep)
+    await telemetry.scan_once()
+    assert telemetry.facts().gpus == ()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"gpus": [{"new": 1}]}', '{"gpus": []}'])
+def test_an_inventory_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "gpus.json").write_text(content)
+    assert Inventory(tmp_path, "b").read() == ()
 
 
 def spawner(state_dir: Path) -> Spawner:
