@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGENT = (sys.executable, "-m", "node_agent", "--controller", "127.0.0.1:9", "--name", "n")
-FULL_DISK = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh")
+# Coverage would fail on the full disk too, and say so on the agent's stderr.
+FULL_DISK = (
+    *("sh", "-c"),
+    'unset COVERAGE_PROCESS_CONFIG COVERAGE_PROCESS_START; ulimit -f 0; exec "$@"',
+    "sh",
+)
 """Every write into a file fails in this process, as on a full disk, and needs no root."""
 
 
