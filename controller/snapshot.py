@@ -10,6 +10,7 @@ from controller.lifecycle.attempt import Attempt
 from controller.lifecycle.job import Job, excluded_nodes
 from controller.lifecycle.node import Node, reasons
 from controller.lifecycle.state import Changes, ClusterState, StateView, held_on
+from controller.scheduler.index import ClusterIndex, index_of
 from controller.scheduler.types import (
     ClusterView,
     GpuSlot,
@@ -91,6 +92,7 @@ class SnapshotBuilder:
         self._waiting: dict[int, WaitingJob] = {}
         self._stale_jobs: set[int] = set(state.jobs)
         self._running: dict[int, RunningJob] = {}
+        self._index: ClusterIndex | None = None
 
     @property
     def version(self) -> int:
@@ -126,7 +128,7 @@ class SnapshotBuilder:
                 )
         self._stale_nodes.clear()
         self._renew_jobs(now_s)
-        return ClusterView(
+        view = ClusterView(
             nodes=tuple(self._nodes[name] for name in sorted(self._nodes)),
             running=tuple(self._running.values()),
             usage_gpu_s=self._fair_share.usage_gpu_s(
@@ -139,6 +141,8 @@ class SnapshotBuilder:
             ),
             usage_at_s=now_s,
         )
+        self._index = index_of(view, self._index)
+        return view
 
     def build(self, now_s: float) -> Snapshot:
         """Queue and cluster as they are."""
@@ -182,4 +186,7 @@ def _running_job(job: Job, attempt: Attempt) -> RunningJob:
         started_at_s=attempt.started_at_s,
         time_limit_s=job.spec.time_limit_s,
         ranks=tuple(RankPlacement(r.node, r.gpu_uuids, r.gpu_indices) for r in attempt.ranks),
+        partition=job.spec.partition,
+        cpus=job.spec.cpus,
+        memory_bytes=job.spec.memory_bytes,
     )

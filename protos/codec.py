@@ -255,10 +255,20 @@ def check_job_spec(spec: JobSpec, path: str = "spec") -> None:
     if not spec.cwd.startswith("/") or "\0" in spec.cwd:
         raise InvalidMessage(f"{path}.cwd", f"{spec.cwd!r} is not an absolute path")
     _check_range(spec.gpus, 0, MAX_GPUS, f"{path}.gpus", "--gpus")
-    _check_range(spec.nodes, 1, MAX_NODES, f"{path}.nodes", "--nodes")
+    _check_range(spec.nodes, 0, MAX_NODES, f"{path}.nodes", "--nodes")
     _check_range(spec.cpus, 1, MAX_CPUS, f"{path}.cpus", "--cpus")
     _check_range(spec.memory_bytes, 0, MAX_MEMORY_BYTES, f"{path}.memory_bytes", "--mem")
-    if spec.gpus % spec.nodes:
+    if spec.partition:
+        _check_word(spec.partition, f"{path}.partition")
+    _check_range(
+        *(spec.min_gpu_memory_bytes, 0, MAX_MEMORY_BYTES),
+        *(f"{path}.min_gpu_memory_bytes", "--gpu-mem"),
+    )
+    if spec.nodes == 0 and spec.gpus == 0:
+        raise InvalidMessage(
+            f"{path}.nodes", "a job without GPUs must say how many nodes", "ask --nodes 1"
+        )
+    if spec.nodes and spec.gpus % spec.nodes:
         raise InvalidMessage(
             f"{path}.gpus",
             f"{spec.gpus} GPUs cannot be shared equally by {spec.nodes} nodes",

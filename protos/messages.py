@@ -126,8 +126,9 @@ class JobSpec:
     gpus: int = 0
     """All GPUs of the job together; a multiple of `nodes`."""
     gpu_types: tuple[str, ...] = ()
-    """Acceptable types in order of preference; empty means any. One job never mixes types."""
+    """Acceptable types in order of preference; empty means any."""
     nodes: int = 1
+    """0: as few nodes as possible, at most one more; shares need not be equal."""
     cpus: int = 1
     """CPU cores on each node."""
     memory_bytes: int = 0
@@ -142,11 +143,17 @@ class JobSpec:
     qos: str = "normal"
     hold: bool = False
     on_node_fail: OnNodeFail = OnNodeFail.REQUEUE
+    partition: str = ""
+    """Only nodes of this partition; empty means the default one, or any node without one."""
+    min_gpu_memory_bytes: int = 0
+    """Least memory of each GPU; 0 means any."""
+    mix_gpu_types: bool = False
+    """Whether ranks on different nodes may have different GPU types; one rank never mixes."""
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs on each node of the job."""
-        return self.gpus // self.nodes
+        """GPUs on each node of the job; all of them where it does not say how many nodes."""
+        return self.gpus // (self.nodes or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,9 @@ class JobSpec(_message.Message):
     QOS_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     ON_NODE_FAIL_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    MIN_GPU_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MIX_GPU_TYPES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """For people; need not be unique."""
     user: _builtins.str
@@ -386,9 +389,9 @@ class JobSpec(_message.Message):
     cwd: _builtins.bytes
     """Absolute working directory on the node."""
     gpus: _builtins.int
-    """All GPUs of the job together; a multiple of nodes."""
+    """All GPUs of the job together; a multiple of nodes (unless that is 0)."""
     nodes: _builtins.int
-    """How many nodes, at least 1."""
+    """How many nodes, in equal shares; 0: as few as possible, in any shares."""
     cpus: _builtins.int
     """CPU cores on each node."""
     memory_bytes: _builtins.int
@@ -407,6 +410,12 @@ class JobSpec(_message.Message):
     """Submit as HELD."""
     on_node_fail: Global___OnNodeFail.ValueType
     """What becomes of it when its node is lost."""
+    partition: _builtins.str
+    """Only nodes of this partition; empty: the default one, or any node."""
+    min_gpu_memory_bytes: _builtins.int
+    """Least memory of each GPU; 0: any."""
+    mix_gpu_types: _builtins.bool
+    """Ranks on different nodes may have different GPU types."""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Program and arguments, passed to execve as they are."""
@@ -439,10 +448,13 @@ class JobSpec(_message.Message):
         qos: _builtins.str = ...,
         hold: _builtins.bool = ...,
         on_node_fail: Global___OnNodeFail.ValueType = ...,
+        partition: _builtins.str = ...,
+        min_gpu_memory_bytes: _builtins.int = ...,
+        mix_gpu_types: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_estimate_s", b"_time_estimate_s", "_time_limit_s", b"_time_limit_s", "time_estimate_s", b"time_estimate_s", "time_limit_s", b"time_limit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_estimate_s", b"_time_estimate_s", "_time_limit_s", b"_time_limit_s", "argv", b"argv", "cpus", b"cpus", "cwd", b"cwd", "env", b"env", "gpu_types", b"gpu_types", "gpus", b"gpus", "grace_s", b"grace_s", "hold", b"hold", "memory_bytes", b"memory_bytes", "name", b"name", "nodes", b"nodes", "on_node_fail", b"on_node_fail", "priority", b"priority", "qos", b"qos", "time_estimate_s", b"time_estimate_s", "time_limit_s", b"time_limit_s", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_estimate_s", b"_time_estimate_s", "_time_limit_s", b"_time_limit_s", "argv", b"argv", "cpus", b"cpus", "cwd", b"cwd", "env", b"env", "gpu_types", b"gpu_types", "gpus", b"gpus", "grace_s", b"grace_s", "hold", b"hold", "memory_bytes", b"memory_bytes", "min_gpu_memory_bytes", b"min_gpu_memory_bytes", "mix_gpu_types", b"mix_gpu_types", "name", b"name", "nodes", b"nodes", "on_node_fail", b"on_node_fail", "partition", b"partition", "priority", b"priority", "qos", b"qos", "time_estimate_s", b"time_estimate_s", "time_limit_s", b"time_limit_s", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_estimate_s: _TypeAlias = _typing.Literal["time_estimate_s"]  # noqa: Y015
     _WhichOneofArgType__time_estimate_s: _TypeAlias = _typing.Literal["_time_estimate_s", b"_time_estimate_s"]  # noqa: Y015

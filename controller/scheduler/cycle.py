@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from controller.scheduler.allocator.protocol import Allocator
-from controller.scheduler.allocator.verify import verify
+from controller.scheduler.backfill import Backfill, Planned, place_with_backfill
 from controller.scheduler.feasibility import never_fits
 from controller.scheduler.notes import Diagnosis
 from controller.scheduler.prioritizer.protocol import Prioritizer
@@ -13,7 +13,6 @@ from controller.scheduler.types import (
     ClusterView,
     Decision,
     RankedJob,
-    Start,
     WaitingJob,
     WaitNote,
     WaitReason,
@@ -31,6 +30,7 @@ def decide(
     prioritizer: Prioritizer,
     allocator: Allocator,
     window: int = DEFAULT_WINDOW,
+    backfill: Backfill = Backfill.NONE,
 ) -> Decision:
     """Decides which waiting jobs start now, where, and why the others wait.
 
@@ -44,9 +44,9 @@ def decide(
     contenders = _without_never_fitting(_without_paused(queue, now_s, waits), cluster, waits)
     order = prioritizer.rank(contenders, cluster, now_s)
     ranked = order[:window]
-    placement = allocator.place(ranked, cluster, now_s)
-    verify(placement.starts, ranked, cluster)
-    waits.update(_explain_window(ranked, placement.starts, cluster, now_s))
+    planned = place_with_backfill(ranked, cluster, now_s, allocator, backfill)
+    placement = planned.placement
+    waits.update(_explain_window(ranked, planned, now_s))
     for ahead, entry in enumerate(order[window:], start=window):
         waits[entry.job.job_id] = WaitNote(
             WaitReason.NOT_CONSIDERED,
@@ -66,6 +66,7 @@ def decide(
         wake_at_s=min(
             (job.not_before_s for job in queue if job.not_before_s > now_s), default=None
         ),
+        reservations=planned.cluster.reservations,
     )
 
 
@@ -93,7 +94,10 @@ def _without_never_fitting(
     possible = []
     for job in jobs:
         spec = job.spec
-        key = (spec.gpus, spec.nodes, spec.cpus, spec.memory_bytes, spec.gpu_types)
+        key = (
+            *(spec.gpus, spec.nodes, spec.cpus, spec.memory_bytes, spec.gpu_types),
+            *(spec.partition, spec.min_gpu_memory_bytes, spec.mix_gpu_types),
+        )
         if key not in known:
             known[key] = never_fits(spec, cluster)
         reason = known[key]
@@ -110,12 +114,12 @@ def _without_never_fitting(
 
 
 def _explain_window(
-    ranked: Sequence[RankedJob], starts: Sequence[Start], cluster: ClusterView, now_s: float
+    ranked: Sequence[RankedJob], planned: Planned, now_s: float
 ) -> Mapping[int, WaitNote]:
-    started = {start.job_id for start in starts}
+    started = {start.job_id for start in planned.placement.starts}
     if len(started) == len(ranked):
         return {}
-    diagnosis = Diagnosis(cluster, starts, ranked, now_s)
+    diagnosis = Diagnosis(planned, ranked, now_s)
     return {
         entry.job.job_id: diagnosis.note(entry.job, ahead)
         for ahead, entry in enumerate(ranked)

@@ -36,6 +36,11 @@ def describe(note: WaitNote, spec: JobSpec) -> str:
             return "its last launch failed; it is tried again after a pause"
         case WaitReason.NOT_CONSIDERED:
             return f"{_jobs(note.ahead)} are before it; one cycle looks at fewer than that"
+        case WaitReason.QUOTA:
+            return f"{note.detail}, and jobs that run use that up"
+        case WaitReason.RESERVED:
+            held_for = f"held for {note.detail}" if note.detail else "kept by the policy's order"
+            return f"there is room for {_need(note, spec)}, but it is {held_for}"
         case WaitReason.HELD:
             return "held; release it to let it run"
 
@@ -96,6 +101,8 @@ def _shortage(note: WaitNote, spec: JobSpec) -> str:
         case "memory":
             needs = f"needs {_gib(spec.memory_bytes)} of memory beside {_need(note, spec)}"
             has = f"{_gib(note.best_node_free_memory_bytes)} free"
+        case _ if not note.nodes_needed:
+            return f"{needs}; {_count(note.free_gpus, 'GPU')} of such types are free"
         case _:
             return f"{needs}; only {_count(note.nodes_with_room, 'node')} of one type has room"
     return f"{needs}; the best node ({note.best_node}) has {has}"
@@ -108,6 +115,8 @@ def _sick(gpus: int) -> str:
 def _need(note: WaitNote, spec: JobSpec) -> str:
     """What the job asks for, e.g. `4 P100 on each of 2 nodes`."""
     what = _count(note.gpus_needed, _type_words(spec)) if spec.gpus else _count(spec.cpus, "CPU")
+    if not note.nodes_needed:
+        return f"{what} on as few nodes as possible"
     where = "one node" if note.nodes_needed == 1 else f"each of {note.nodes_needed} nodes"
     return f"{what} on {where}"
 

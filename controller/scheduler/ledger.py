@@ -1,143 +1,182 @@
-"""What is still free while a decision is being made: a mutable account of one cluster view."""
+"""What is still free while a decision is being made: a mutable account of a cluster's states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+from controller.scheduler.index import ClusterIndex, Names, Need, NodeState, Room
 from controller.scheduler.shape import JobShape
-from controller.scheduler.types import ClusterView, GpuSlot, NodeCapacity, RankPlacement
+from controller.scheduler.types import Start
 
 
-class NodeLedger:
-    """Free GPUs by type, CPUs and memory of one node."""
+@dataclass(frozen=True, slots=True, order=True)
+class Share:
+    """The part of a job on one node."""
 
-    __slots__ = ("capacity", "cpus", "free", "memory_bytes", "name", "sick", "slots")
+    node: str
+    gpus: int
+    gpu_type: str
+    """Empty for jobs without GPUs."""
 
-    def __init__(self, node: NodeCapacity) -> None:
-        """Opens the account with what the view says is free."""
-        self.name = node.name
-        self.cpus = node.cpus_free
-        self.memory_bytes = node.memory_free_bytes
-        self.capacity: dict[str, int] = {}
-        """GPUs in service by type, free or not."""
-        self.sick: dict[str, int] = {}
-        """GPUs out of service by type."""
-        self.slots: dict[str, list[GpuSlot]] = {}
-        """Free GPUs by type in order of index."""
-        for gpu in sorted(node.gpus, key=lambda gpu: gpu.index):
-            counts = self.capacity if gpu.is_in_service else self.sick
-            counts[gpu.gpu_type] = counts.get(gpu.gpu_type, 0) + 1
-            free = self.slots.setdefault(gpu.gpu_type, [])
-            if gpu.is_free:
-                free.append(gpu)
-        self.free: dict[str, int] = {gpu_type: len(free) for gpu_type, free in self.slots.items()}
-        """How many GPUs are free by type."""
 
-    @property
-    def free_gpus(self) -> int:
-        """Free GPUs of all types."""
-        return sum(self.free.values())
+Place = tuple[Share, ...]
+"""All shares of a job, in order of node name: the order of its ranks."""
 
-    def has_room(self, shape: JobShape, gpu_type: str) -> bool:
-        """Whether one rank of the shape fits, with GPUs of the given type (any if it asks none)."""
-        return (
-            (shape.gpus == 0 or self.free.get(gpu_type, 0) >= shape.gpus)
-            and self.cpus >= shape.cpus
-            and self.memory_bytes >= shape.memory_bytes
-            and self.name not in shape.excluded_nodes
+
+def place_of(start: Start, index: ClusterIndex) -> Place:
+    """The place of a start, with the types of its GPUs."""
+    return tuple(
+        Share(
+            rank.node,
+            len(rank.gpu_uuids),
+            index.type_of(rank.node, rank.gpu_uuids[0]) if rank.gpu_uuids else "",
         )
+        for rank in start.ranks
+    )
 
-    def partly_used_change(self, shape: JobShape, gpu_type: str) -> int:
-        """How one rank changes the number of partly used pools here: -1, 0 or 1."""
-        if shape.gpus == 0:
-            return 0
-        free = self.free[gpu_type]
-        capacity = self.capacity[gpu_type]
-        return int(0 < free - shape.gpus < capacity) - int(0 < free < capacity)
 
-    def take(self, shape: JobShape, gpu_type: str) -> RankPlacement:
-        """Books one rank and says which GPUs it gets."""
-        assert self.has_room(shape, gpu_type), f"{self.name} has no room for {shape}"
-        self.cpus -= shape.cpus
-        self.memory_bytes -= shape.memory_bytes
-        if shape.gpus == 0:
-            return RankPlacement(self.name, (), ())
-        chosen = choose_slots(self.slots[gpu_type], shape.gpus)
-        taken = {gpu.uuid for gpu in chosen}
-        self.slots[gpu_type] = [gpu for gpu in self.slots[gpu_type] if gpu.uuid not in taken]
-        self.free[gpu_type] -= shape.gpus
-        return RankPlacement(
-            self.name, tuple(gpu.uuid for gpu in chosen), tuple(gpu.index for gpu in chosen)
-        )
+def need_of(shape: JobShape, gpus: int, gpu_type: str) -> Need:
+    """What a share of a job takes from its node."""
+    return Need(gpus, gpu_type, shape.cpus, shape.memory_bytes, shape.outlasts)
 
 
 class Ledger:
-    """The account of the nodes that accept work (or of all, to ask what drained ones could do)."""
+    """Nodes by state, which move from state to state as shares are placed on them."""
 
-    def __init__(self, cluster: ClusterView, *, all_nodes: bool = False) -> None:
-        """Opens an account for each node that accepts work; for every node if `all_nodes`."""
-        self.nodes = [NodeLedger(node) for node in cluster.nodes if all_nodes or node.accepts_work]
-        self._by_name = {node.name: node for node in self.nodes}
-        self._by_type: dict[str, list[NodeLedger]] = {}
-        for node in self.nodes:
-            for gpu_type in node.slots:
-                self._by_type.setdefault(gpu_type, []).append(node)
+    def __init__(
+        self,
+        index: ClusterIndex,
+        rooms: Mapping[str, tuple[Room, ...]] | None = None,
+        *,
+        all_nodes: bool = False,
+    ) -> None:
+        """Opens the account of the nodes that accept work (of every node if `all_nodes`).
 
-    def node(self, name: str) -> NodeLedger:
-        """The account of a node by name."""
-        return self._by_name[name]
+        Args:
+            index: what is free.
+            rooms: what reservations leave to jobs that outlast them, by node.
+            all_nodes: to ask what nodes that take no work could do.
+        """
+        self._bins: dict[NodeState, Names] = dict(index.open)
+        self._own: set[NodeState] = set()
+        self._now: dict[str, NodeState] = {}
+        self._index = index
+        self._pools: dict[str, list[NodeState]] = {}
+        self._largest: dict[tuple[str, str], int] = {}
+        if all_nodes:
+            for state, names in index.closed.items():
+                mine = self._bins.get(state)
+                self._bins[state] = sorted([*mine, *names]) if mine else names
+        for state in self._bins:
+            self._add_to_pools(state)
+        for name, node_rooms in (rooms or {}).items():
+            state = index.state_of[name]
+            if index.nodes[name].accepts_work or all_nodes:
+                self._move(name, state, state._replace(rooms=node_rooms))
 
-    def pool(self, gpu_type: str) -> Sequence[NodeLedger]:
-        """The nodes that have GPUs of a type; all nodes for the empty type of GPU-free jobs."""
-        return self._by_type.get(gpu_type, []) if gpu_type else self.nodes
+    def copy(self) -> Ledger:
+        """An account of its own that begins as this one is now."""
+        twin = object.__new__(Ledger)
+        twin._bins = {state: tuple(names) for state, names in self._bins.items() if names}
+        twin._own = set()
+        twin._now = dict(self._now)
+        twin._index = self._index
+        twin._pools = {}
+        twin._largest = self._largest
+        for state in twin._bins:
+            twin._add_to_pools(state)
+        return twin
 
-    def with_room(self, shape: JobShape, gpu_type: str) -> list[NodeLedger]:
-        """The nodes on which one rank fits."""
-        return [node for node in self.pool(gpu_type) if node.has_room(shape, gpu_type)]
+    @property
+    def states(self) -> Iterator[tuple[NodeState, Names]]:
+        """Each state that some node is in, with the names of those nodes."""
+        return ((state, names) for state, names in self._bins.items() if names)
 
-    def fits(self, shape: JobShape) -> bool:
-        """Whether all ranks of a job of this shape fit now, on distinct nodes of one GPU type."""
-        return any(
-            len(self.with_room(shape, gpu_type)) >= shape.nodes for gpu_type in pool_types(shape)
+    def state_of(self, node: str) -> NodeState:
+        """The present state of a node."""
+        return self._now.get(node) or self._index.state_of[node]
+
+    def pool(self, gpu_type: str) -> Iterator[tuple[NodeState, Names]]:
+        """The states of nodes with GPUs of a type; all states for the empty type."""
+        states = self._pools.get(gpu_type, ()) if gpu_type else self._bins
+        bins = self._bins
+        return ((state, names) for state in states if (names := bins[state]))
+
+    def with_room(
+        self, shape: JobShape, gpus: int, gpu_type: str
+    ) -> list[tuple[NodeState, NodeState, Names]]:
+        """Where a share of so many GPUs fits: state, state afterwards, the nodes in that state."""
+        need = need_of(shape, gpus, gpu_type)
+        found = []
+        for state, names in self.pool(gpu_type):
+            if not state.kind.admits(shape.partition):
+                continue
+            after = state.after(need)
+            if after is None:
+                continue
+            if shape.excluded_nodes:
+                names = [name for name in names if name not in shape.excluded_nodes]
+                if not names:
+                    continue
+            found.append((state, after, names))
+        return found
+
+    def largest(self, partition: str, gpu_type: str) -> int:
+        """GPUs in service of a type on the largest node of a partition ("": of all)."""
+        key = (partition, gpu_type)
+        if key not in self._largest:
+            self._largest[key] = max(
+                (
+                    state.kind.capacity[at]
+                    for state, _ in self.pool(gpu_type)
+                    if (at := state.kind.position(gpu_type)) is not None
+                    and state.kind.admits(partition)
+                ),
+                default=0,
+            )
+        return self._largest[key]
+
+    def take(self, shape: JobShape, place: Iterable[Share]) -> None:
+        """Books a job's place."""
+        for share in place:
+            state = self.state_of(share.node)
+            after = state.after(need_of(shape, share.gpus, share.gpu_type))
+            assert after is not None, f"{share} has no room for {shape}"
+            self._move(share.node, state, after)
+
+    def fits(self, shape: JobShape, place: Iterable[Share]) -> bool:
+        """Whether a job could be booked there; its nodes must be distinct."""
+        return all(
+            self.state_of(share.node).after(need_of(shape, share.gpus, share.gpu_type))
+            for share in place
         )
 
-    def take(
-        self, shape: JobShape, gpu_type: str, nodes: Iterable[NodeLedger]
-    ) -> tuple[RankPlacement, ...]:
-        """Books a rank on each of the nodes."""
-        return tuple(node.take(shape, gpu_type) for node in nodes)
+    def put(self, node: str, state: NodeState) -> None:
+        """Says what a node has free from now on."""
+        self._move(node, self.state_of(node), state)
 
-    def partly_used(self) -> int:
-        """How many pools (GPUs of one type on one node) are neither all free nor all taken."""
-        return sum(
-            0 < node.free[gpu_type] < capacity
-            for node in self.nodes
-            for gpu_type, capacity in node.capacity.items()
-        )
+    def _move(self, node: str, state: NodeState, after: NodeState) -> None:
+        if state == after:
+            return
+        names = self._copied(state)
+        del names[bisect_left(names, node)]
+        is_new = after not in self._bins
+        insort(self._copied(after), node)
+        if is_new:
+            self._add_to_pools(after)
+        self._now[node] = after
 
+    def _add_to_pools(self, state: NodeState) -> None:
+        for gpu_type in state.kind.gpu_types:
+            self._pools.setdefault(gpu_type, []).append(state)
 
-def pool_types(shape: JobShape) -> tuple[str, ...]:
-    """The GPU types to look at for a shape, best first; one empty type for GPU-free jobs."""
-    return tuple(choice.gpu_type for choice in shape.types) if shape.gpus else ("",)
-
-
-def preference_of(shape: JobShape, gpu_type: str) -> int:
-    """How far down the job's list of types this one is; 0 for GPU-free jobs."""
-    return next((c.preference for c in shape.types if c.gpu_type == gpu_type), 0)
-
-
-def choose_slots(free: Sequence[GpuSlot], count: int) -> tuple[GpuSlot, ...]:
-    """Picks GPUs of a node: the lowest of the shortest block of neighbours that is long enough.
-
-    Neighbouring indices usually share a PCIe switch or NVLink; taking the shortest block keeps
-    longer ones whole. Without any block long enough, the lowest indices are taken.
-    """
-    blocks: list[list[GpuSlot]] = []
-    for gpu in free:
-        if blocks and blocks[-1][-1].index + 1 == gpu.index:
-            blocks[-1].append(gpu)
-        else:
-            blocks.append([gpu])
-    fitting = [block for block in blocks if len(block) >= count]
-    chosen = min(fitting, key=len) if fitting else free
-    return tuple(chosen[:count])
+    def _copied(self, state: NodeState) -> list[str]:
+        names = self._bins.get(state, ())
+        if state in self._own:
+            assert isinstance(names, list)
+            return names
+        self._own.add(state)
+        copied = self._bins[state] = list(names)
+        return copied

@@ -1,12 +1,19 @@
-"""What one rank of a job needs, as a value: jobs of one shape are interchangeable for placement."""
+"""What a job needs, as a value: jobs of one shape are interchangeable for placement."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
 
-from controller.scheduler.types import ClusterView, WaitingJob
+from controller.scheduler.index import ClusterIndex
+from controller.scheduler.types import ClusterView, RankedJob, WaitingJob
 from protos.messages import JobSpec
+
+Way = tuple[tuple[int, int], ...]
+"""One way to cut a job into shares: (GPUs of a share, number of such shares), largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,32 +22,97 @@ class TypeChoice:
 
     preference: int
     gpu_type: str
+    slowness: float = 0.0
+    """From 0 (the acceptable type that does most for its price) to 1 (next to nothing)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """Everything about a job that decides where it may go. Resources are per node."""
+    """Everything about a job that decides where it may go."""
 
     gpus: int
+    """All GPUs of the job together."""
     nodes: int
+    """How many nodes, in equal shares; 0: as few as possible or one more, in any shares."""
     cpus: int
+    """On each node."""
     memory_bytes: int
+    """On each node."""
     types: tuple[TypeChoice, ...]
     """Best first; empty when no GPU type of the cluster is acceptable or no GPU is asked."""
+    partition: str = ""
+    """Only nodes of this partition; empty: any node."""
+    mixes_types: bool = False
+    """Whether shares on different nodes may have different GPU types."""
     excluded_nodes: frozenset[str] = frozenset()
+    outlasts: int = 0
+    """How many of the decision's reservations begin before such a job would end."""
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The types to look at, best first; one empty type for jobs without GPUs."""
+        return tuple(choice.gpu_type for choice in self.types) if self.gpus else ("",)
+
+    def choice(self, gpu_type: str) -> TypeChoice:
+        """How much this type is liked; the neutral one for jobs without GPUs."""
+        return next((c for c in self.types if c.gpu_type == gpu_type), NEUTRAL)
+
+    def ways(self, largest: int) -> tuple[Way, ...]:
+        """The ways to cut the job into shares for nodes of at most `largest` GPUs, fewest first."""
+        if not self.gpus:
+            return (((0, max(1, self.nodes)),),)
+        if self.nodes:
+            share = self.gpus // self.nodes
+            return (((share, self.nodes),),) if share <= largest else ()
+        return cuts(self.gpus, largest)
+
+    def with_outlasts(self, outlasts: int) -> JobShape:
+        """The same shape for jobs that outlast so many reservations."""
+        return self if outlasts == self.outlasts else replace(self, outlasts=outlasts)
 
     def is_at_least(self, other: JobShape) -> bool:
         """Whether a place for this shape is always a place for the other as well."""
         return (
-            self.gpus >= other.gpus
+            (self.nodes > 0) == (other.nodes > 0)
             and self.nodes >= other.nodes
+            and (self.gpus > 0) == (other.gpus > 0)
+            and self.gpus // (self.nodes or 1) >= other.gpus // (other.nodes or 1)
+            and (self.nodes > 0 or self.gpus == other.gpus)
             and self.cpus >= other.cpus
             and self.memory_bytes >= other.memory_bytes
-            and (self.gpus > 0) == (other.gpus > 0)
-            and {choice.gpu_type for choice in self.types}
-            <= {choice.gpu_type for choice in other.types}
+            and set(self.gpu_types) <= set(other.gpu_types)
+            and self.partition == other.partition
+            and self.mixes_types <= other.mixes_types
             and self.excluded_nodes >= other.excluded_nodes
+            and self.outlasts >= other.outlasts
         )
+
+
+NEUTRAL = TypeChoice(0, "")
+
+
+@lru_cache(maxsize=4096)
+def cuts(gpus: int, largest: int) -> tuple[Way, ...]:
+    """All ways to write `gpus` as ceil(gpus / largest) or one more shares of 1 to `largest`."""
+    if largest <= 0:
+        return ()
+    fewest = -(-gpus // largest)
+    found: list[list[int]] = []
+
+    def extend(left: int, most: int, shares: list[int]) -> None:
+        if not left:
+            if len(shares) >= fewest:
+                found.append(shares)
+            return
+        remaining = fewest + 1 - len(shares)
+        for share in range(min(most, left), 0, -1):
+            if share * remaining < left:
+                break
+            extend(left - share, share, [*shares, share])
+
+    extend(gpus, largest, [])
+    found.sort(key=lambda shares: (len(shares), [-share for share in shares]))
+    return tuple(tuple(sorted(Counter(shares).items(), reverse=True)) for shares in found)
 
 
 def type_matches(asked: str, gpu_type: str) -> bool:
@@ -68,32 +140,85 @@ def acceptable_types(asked: tuple[str, ...], here: Iterable[str]) -> tuple[TypeC
 class ShapeIndex:
     """Shapes of jobs on one cluster; type names are resolved once for each distinct request."""
 
-    def __init__(self, cluster: ClusterView) -> None:
-        """Reads the GPU types and node names of the cluster."""
-        self._types = sorted({gpu.gpu_type for node in cluster.nodes for gpu in node.gpus})
-        self._nodes = frozenset(node.name for node in cluster.nodes)
-        self._resolved: dict[tuple[str, ...], tuple[TypeChoice, ...]] = {}
+    def __init__(self, index: ClusterIndex) -> None:
+        """Reads the GPU types of the cluster."""
+        self._index = index
+        self._resolved: dict[tuple[tuple[str, ...], int], tuple[TypeChoice, ...]] = {}
+        self._shapes: dict[tuple[object, ...], JobShape] = {}
 
-    def of(self, job: WaitingJob) -> JobShape:
+    def of(self, job: WaitingJob, outlasts: int = 0) -> JobShape:
         """The shape of a waiting job, with the nodes that it must avoid now."""
-        return self.of_spec(job.spec, job.excluded_nodes)
+        return self.of_spec(job.spec, job.excluded_nodes, outlasts)
 
-    def of_spec(self, spec: JobSpec, excluded_nodes: frozenset[str] = frozenset()) -> JobShape:
+    def of_spec(
+        self, spec: JobSpec, excluded_nodes: frozenset[str] = frozenset(), outlasts: int = 0
+    ) -> JobShape:
         """The shape of a request."""
-        return JobShape(
-            gpus=spec.gpus_per_node,
-            nodes=spec.nodes,
-            cpus=spec.cpus,
-            memory_bytes=spec.memory_bytes,
-            types=self._resolve(spec.gpu_types) if spec.gpus else (),
-            excluded_nodes=excluded_nodes & self._nodes if excluded_nodes else excluded_nodes,
+        key = (
+            *(spec.gpus, spec.nodes, spec.cpus, spec.memory_bytes, spec.gpu_types),
+            *(spec.min_gpu_memory_bytes, spec.partition, spec.mix_gpu_types),
+            *(excluded_nodes, outlasts),
         )
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = JobShape(
+                gpus=spec.gpus,
+                nodes=spec.nodes,
+                cpus=spec.cpus,
+                memory_bytes=spec.memory_bytes,
+                types=self._resolve(spec) if spec.gpus else (),
+                partition=spec.partition if self._index.has_partitions else "",
+                mixes_types=spec.mix_gpu_types and spec.nodes != 1 and spec.gpus > 0,
+                excluded_nodes=frozenset(
+                    name for name in excluded_nodes if name in self._index.nodes
+                ),
+                outlasts=outlasts,
+            )
+        return shape
 
-    def _resolve(self, asked: tuple[str, ...]) -> tuple[TypeChoice, ...]:
-        types = self._resolved.get(asked)
-        if types is None:
-            types = self._resolved[asked] = acceptable_types(asked, self._types)
-        return types
+    def _resolve(self, spec: JobSpec) -> tuple[TypeChoice, ...]:
+        key = (spec.gpu_types, spec.min_gpu_memory_bytes)
+        choices = self._resolved.get(key)
+        if choices is None:
+            large = [
+                gpu_type
+                for gpu_type, memory_bytes in self._index.gpu_types.items()
+                if not memory_bytes or memory_bytes >= spec.min_gpu_memory_bytes
+            ]
+            choices = self._resolved[key] = _with_slowness(
+                acceptable_types(spec.gpu_types, large), self._index
+            )
+        return choices
+
+
+def shapes_of(
+    ranked: Iterable[RankedJob], cluster: ClusterView, shapes: ShapeIndex, now_s: float
+) -> dict[int, JobShape]:
+    """The shape of each job, by id, with the reservations that it would outlast."""
+    begins_s = [reservation.begins_s for reservation in cluster.reservations]
+    return {
+        entry.job.job_id: shapes.of(
+            entry.job, outlasted(begins_s, now_s + entry.job.planned_run_s) if begins_s else 0
+        )
+        for entry in ranked
+    }
+
+
+def outlasted(begins_s: Iterable[float], ends_s: float) -> int:
+    """How many of the reservations, in order of their begin, a job that ends then outlasts."""
+    return sum(at_s < ends_s or at_s == ends_s == inf for at_s in begins_s)
+
+
+def _with_slowness(choices: tuple[TypeChoice, ...], index: ClusterIndex) -> tuple[TypeChoice, ...]:
+    speed = index.gpu_speed
+    known = [speed[c.gpu_type] for c in choices if c.gpu_type in speed]
+    if not known:
+        return choices
+    best = max(known)
+    return tuple(
+        TypeChoice(c.preference, c.gpu_type, 1.0 - speed.get(c.gpu_type, best) / best)
+        for c in choices
+    )
 
 
 def _normal(word: str) -> str:

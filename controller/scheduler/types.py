@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
+from controller.scheduler.index import ClusterIndex, Room
 from protos.messages import JobSpec
 
 
@@ -30,6 +32,10 @@ class WaitReason(StrEnum):
     """No node that the cluster knows could hold it, even empty."""
     BACKOFF = "Backoff"
     """A launch failed on a node; it is tried again after a pause."""
+    QUOTA = "Quota"
+    """The GPU quota of its partition, or of its user there, is used up."""
+    RESERVED = "Reserved"
+    """Its resources are free, but it would delay a job before it that has a reservation."""
     NOT_CONSIDERED = "NotConsidered"
     """Beyond the window of jobs that one cycle looks at."""
 
@@ -45,6 +51,11 @@ class GpuSlot:
     """Healthy, in service and held by no attempt."""
     is_in_service: bool = True
     """Not lost, unhealthy or dirty; may be held by an attempt."""
+    memory_bytes: int = 0
+    """0: unknown."""
+    near: tuple[int, ...] = ()
+    """Its place in the node's topology, from far to near (NUMA node, PCIe switch, NVLink
+    island): GPUs that share a longer beginning are closer. Empty where NVML does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class NodeCapacity:
     """Why it does not accept work; empty when it does."""
     closed_word: WaitReason = WaitReason.NODE_DRAINED
     """The same in a word, for jobs that it could hold; says nothing while it accepts work."""
+    partitions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,39 @@ class RunningJob:
     """None while it is starting."""
     time_limit_s: float | None
     ranks: tuple[RankPlacement, ...]
+    partition: str = ""
+    cpus: int = 0
+    """On each node, like the memory."""
+    memory_bytes: int = 0
+    predicted_run_s: float | None = None
+
+    def ends_s(self, now_s: float) -> float:
+        """When it is expected to end: never before now; infinite if nobody knows."""
+        if self.predicted_run_s is None and self.time_limit_s is None:
+            return inf
+        run_s = self.time_limit_s if self.predicted_run_s is None else self.predicted_run_s
+        assert run_s is not None
+        return max(now_s, (now_s if self.started_at_s is None else self.started_at_s) + run_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A named set of nodes with limits on what its jobs may hold together."""
+
+    name: str
+    max_gpus: int | None = None
+    max_gpus_per_user: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Where and when a job that waits will start at the latest."""
+
+    job_id: int
+    begins_s: float
+    nodes: tuple[str, ...]
+    after_job_id: int | None = None
+    """The running job whose end makes the room, if there is a single one that comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +141,15 @@ class ClusterView:
     usage_gpu_s: Mapping[str, float] = field(default_factory=dict)
     """Decayed GPU-seconds by user, as of `usage_at_s` (half-life in the policy's weights)."""
     usage_at_s: float = 0.0
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    gpu_speed: Mapping[str, float] = field(default_factory=dict)
+    """Training speed for the price, by GPU type; any unit, only ratios count."""
+    reservations: tuple[Reservation, ...] = ()
+    """In order of their begin."""
+    rooms: Mapping[str, tuple[Room, ...]] = field(default_factory=dict)
+    """By node: what is left there for jobs that outlast a reservation."""
+    index: ClusterIndex | None = field(default=None, compare=False, repr=False)
+    """Made from the index of the view before where there is one; see `index.index_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +166,14 @@ class WaitingJob:
     """Nodes on which its launch failed lately."""
     not_before_s: float = 0.0
     """End of the pause after a failed launch; 0 when there is none."""
+    predicted_run_s: float | None = None
+
+    @property
+    def planned_run_s(self) -> float:
+        """How long it is expected to run: as predicted, else its limit; infinite without both."""
+        if self.predicted_run_s is not None:
+            return self.predicted_run_s
+        return inf if self.spec.time_limit_s is None else self.spec.time_limit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +224,10 @@ class WaitNote:
     """GPUs of the best node, of the type looked at, that are out of service."""
     sick_gpus: int = 0
     """GPUs of acceptable types that are out of service on nodes that accept work."""
+    reserved_nodes: tuple[str, ...] = ()
+    """Where it will start, if it has a reservation."""
+    reserved_after_job: int | None = None
+    """The running job whose end makes the room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +240,10 @@ class Placement:
     """A limit struck before the optimum was proven."""
     fallback: str = ""
     """Why another allocator's answer was taken; empty when none was."""
+    solve_s: float = field(default=0.0, compare=False)
+    """Spent in a solver, translation included."""
+    cost: float = 0.0
+    """What the places cost by the allocator's weights; the starts come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +262,5 @@ class Decision:
     fallback: str = ""
     wake_at_s: float | None = None
     """When to decide again even if nothing happens (end of a back-off)."""
+    reservations: tuple[Reservation, ...] = ()
+    """Of jobs that wait, in order of their begin."""

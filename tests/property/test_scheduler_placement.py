@@ -10,7 +10,7 @@ from controller.glpsol import find_glpsol
 from controller.scheduler.allocator.greedy import GreedyAllocator
 from controller.scheduler.allocator.milp.milp import MilpAllocator
 from controller.scheduler.allocator.milp.solvers import SolveStatus
-from controller.scheduler.allocator.objective import ObjectiveWeights, evaluate
+from controller.scheduler.allocator.objective import ObjectiveWeights, value_of
 from controller.scheduler.allocator.verify import verify
 from controller.scheduler.cycle import decide
 from controller.scheduler.explain import describe, explain_start, explain_wait
@@ -200,7 +200,7 @@ def test_milp_equals_brute_force(instance):
     placement = MILP.place(ranked, view, 0.0)
     verify(placement.starts, ranked, view)
     assert (placement.cut_short, placement.fallback) == (False, "")
-    value = evaluate(placement.starts, ranked, view, WEIGHTS)
+    value = value_of(placement.starts, ranked, view, WEIGHTS)
     starts, cost = brute_force(queue, view)
     assert value.started == starts
     assert value.cost == pytest.approx(cost)
@@ -219,8 +219,8 @@ def test_milp_is_valid_deterministic_and_never_worse_than_greedy(instance):
     verify(milp.starts, ranked, view)
     assert (milp.cut_short, milp.fallback) == (False, "")
     assert milp == MILP.place(ranked, view, 0.0)
-    greedy_value = evaluate(greedy.starts, ranked, view, WEIGHTS)
-    assert not greedy_value.is_better_than(evaluate(milp.starts, ranked, view, WEIGHTS))
+    greedy_value = value_of(greedy.starts, ranked, view, WEIGHTS)
+    assert not greedy_value.is_better_than(value_of(milp.starts, ranked, view, WEIGHTS))
 
 
 class StopsAfter:
@@ -247,8 +247,8 @@ def test_milp_cut_short_is_valid_and_never_worse_than_greedy(instance, answers):
     milp = MilpAllocator(solver, time_limit_s=30.0).place(ranked, view, 0.0)
     verify(milp.starts, ranked, view)
     assert milp.cut_short is (solver.answers < 0)
-    greedy_value = evaluate(GREEDY.place(ranked, view, 0.0).starts, ranked, view, WEIGHTS)
-    assert not greedy_value.is_better_than(evaluate(milp.starts, ranked, view, WEIGHTS))
+    greedy_value = value_of(GREEDY.place(ranked, view, 0.0).starts, ranked, view, WEIGHTS)
+    assert not greedy_value.is_better_than(value_of(milp.starts, ranked, view, WEIGHTS))
 
 
 @settings(CHECKED, max_examples=200)

@@ -14,16 +14,18 @@ import pytest
 from controller.glpsol import Glpsol, find_glpsol
 from controller.scheduler.allocator.greedy import GreedyAllocator
 from controller.scheduler.allocator.milp.bounds import cost_lower_bound
-from controller.scheduler.allocator.milp.classes import AMPLE, classify, group_jobs
+from controller.scheduler.allocator.milp.classes import AMPLE, make_problem
 from controller.scheduler.allocator.milp.expand import UnusableAnswer, expand
 from controller.scheduler.allocator.milp.milp import MilpAllocator
 from controller.scheduler.allocator.milp.network import NetworkTooLarge, build_network
 from controller.scheduler.allocator.milp.solvers import Solution, SolveStatus
-from controller.scheduler.allocator.objective import ObjectiveValue, ObjectiveWeights, evaluate
+from controller.scheduler.allocator.objective import ObjectiveValue, ObjectiveWeights, value_of
 from controller.scheduler.allocator.verify import InvalidPlacement, verify
-from controller.scheduler.ledger import Ledger, choose_slots
+from controller.scheduler.index import index_of
+from controller.scheduler.ledger import Ledger
 from controller.scheduler.policies import make_allocator
 from controller.scheduler.shape import ShapeIndex, type_matches
+from controller.scheduler.slots import choose_slots
 from controller.scheduler.types import (
     ClusterView,
     GpuSlot,
@@ -75,6 +77,12 @@ def ranked(*jobs):
 def where(placement):
     """{job: "n1 n2"} for reading."""
     return {s.job_id: " ".join(r.node for r in s.ranks) for s in placement.starts}
+
+
+def problem_of(view, jobs):
+    shapes = ShapeIndex(index_of(view))
+    by_id = {entry.job_id: shapes.of(entry) for entry in jobs}
+    return make_problem(list(by_id), by_id, Ledger(index_of(view)))
 
 
 GREEDY = GreedyAllocator()
@@ -424,29 +432,26 @@ def test_find_glpsol_takes_the_path_first_and_passes_over_the_python_wrapper(tmp
 
 def test_ample_cpus_are_left_out_of_a_nodes_state():
     view = cluster(node("n1", "4xP100", cpus=8), node("n2", "4xP100", cpus=7), node("n3", ""))
-    groups = group_jobs([job(i, 1, cpus=2) for i in range(1, 9)], ShapeIndex(view))
-    classes = classify(Ledger(view), groups)
-    assert [len(group.job_ids) for group in groups] == [8]
-    states = {names: state.cpus for c in classes for state, names in c.nodes.items()}
-    assert states == {("n1",): AMPLE, ("n2",): 7}
+    problem = problem_of(view, [job(i, 1, cpus=2) for i in range(1, 9)])
+    assert [len(group.job_ids) for group in problem.groups] == [8]
+    cpus = {tuple(names): at.cpus for c in problem.classes for at, names in c.nodes.items()}
+    assert cpus == {("n1",): AMPLE, ("n2",): 3}
 
 
 def test_network_does_not_grow_with_the_number_of_nodes():
     jobs = [job(i, gpus) for i, gpus in enumerate([1, 2, 4, 1, 3])]
-    sizes = []
-    for count in (4, 400):
-        view = cluster(*["4xP100"] * count)
-        groups = group_jobs(jobs, ShapeIndex(view))
-        sizes.append(len(build_network(classify(Ledger(view), groups), groups).arcs))
+    sizes = [
+        len(build_network(problem_of(cluster(*["4xP100"] * count), jobs)).arcs)
+        for count in (4, 400)
+    ]
     assert sizes[0] == sizes[1] > 0
 
 
 def test_model_that_is_too_large_is_cut_short_not_built():
     view = cluster(*(node(f"n{i}", "8xP100", cpus=61 + i) for i in range(40)))
     jobs = [job(i, 1 + i % 3, cpus=5 + i * 7 % 31) for i in range(1, 60)]
-    groups = group_jobs(jobs, ShapeIndex(view))
     with pytest.raises(NetworkTooLarge):
-        build_network(classify(Ledger(view), groups), groups)
+        build_network(problem_of(view, jobs))
     placement = place(MilpAllocator(NoSolver()), view, *jobs)
     assert placement.cut_short
     assert placement.starts
@@ -454,12 +459,11 @@ def test_model_that_is_too_large_is_cut_short_not_built():
 
 def test_expand_refuses_flows_that_break_the_rows():
     view = cluster("4xP100")
-    groups = group_jobs([job(1), job(2, 2)], ShapeIndex(view))
-    network = build_network(classify(Ledger(view), groups), groups)
-    with pytest.raises(UnusableAnswer, match="0 ranks were placed"):
-        expand(network, [0] * len(network.arcs), {1, 2})
+    network = build_network(problem_of(view, [job(1), job(2, 2)]))
+    with pytest.raises(UnusableAnswer, match="too few shares"):
+        expand(network, [0] * len(network.arcs), {}, {1, 2})
     with pytest.raises(UnusableAnswer, match="more nodes leave"):
-        expand(network, [1] * len(network.arcs), {1, 2})
+        expand(network, [1] * len(network.arcs), {}, {1, 2})
 
 
 @pytest.mark.parametrize(
@@ -473,8 +477,9 @@ def test_expand_refuses_flows_that_break_the_rows():
     ],
 )
 def test_cost_lower_bound(view, jobs, expected):
-    shapes = [ShapeIndex(view).of(j) for j in jobs]
-    assert cost_lower_bound(Ledger(view), shapes, ObjectiveWeights()) == pytest.approx(expected)
+    shapes = [ShapeIndex(index_of(view)).of(j) for j in jobs]
+    ledger = Ledger(index_of(view))
+    assert cost_lower_bound(ledger, shapes, ObjectiveWeights()) == pytest.approx(expected)
 
 
 def test_objective_orders_starts_before_cost():
@@ -494,7 +499,7 @@ def test_evaluate_counts_cost_from_the_nodes_up():
         Start(1, (RankPlacement("n1", ("n1-0",), (0,)),)),
         Start(2, (RankPlacement("n2", (), ()),)),
     ]
-    value = evaluate(starts, jobs, view, ObjectiveWeights())
+    value = value_of(starts, jobs, view, ObjectiveWeights())
     assert value == ObjectiveValue((True, True), pytest.approx(1.0 + 0.05 + 2 * 0.25))
 
 

@@ -1,95 +1,198 @@
-"""List scheduling with best fit: jobs in order, each where it leaves the fewest GPUs over."""
+"""List scheduling: jobs in order, each where it fits best (or, to spread load, worst)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import groupby
+from typing import NamedTuple
 
 from controller.scheduler.allocator.objective import ObjectiveWeights, evaluate, start_terms
-from controller.scheduler.ledger import Ledger, NodeLedger
-from controller.scheduler.shape import JobShape, ShapeIndex
-from controller.scheduler.types import ClusterView, Placement, RankedJob, Start, WaitingJob
+from controller.scheduler.index import NodeState, index_of
+from controller.scheduler.ledger import Ledger, Place, Share
+from controller.scheduler.quota import Quotas
+from controller.scheduler.shape import JobShape, ShapeIndex, Way, shapes_of
+from controller.scheduler.slots import make_starts
+from controller.scheduler.types import ClusterView, Placement, RankedJob
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyAllocator:
-    """Packs jobs one after the other; one that does not fit is skipped and later ones may start."""
+    """Places jobs one after the other; one that does not fit is skipped and later ones may start.
+
+    `packs` chooses between best fit, which keeps nodes whole for large jobs, and worst fit,
+    which loads all nodes alike.
+    """
 
     weights: ObjectiveWeights = field(default_factory=ObjectiveWeights)
+    packs: bool = True
     name: str = "greedy"
 
-    def place(
-        self,
-        ranked: Sequence[RankedJob],
-        cluster: ClusterView,
-        now_s: float,  # noqa: ARG002 (protocol)
-    ) -> Placement:
-        """Best fit on the nodes that accept work."""
-        jobs = [entry.job for entry in ranked]
-        starts = pack(jobs, Ledger(cluster), ShapeIndex(cluster))
-        value = evaluate(starts, ranked, cluster, self.weights)
-        return Placement(starts=tuple(starts), objective=value.as_float())
+    def place(self, ranked: Sequence[RankedJob], cluster: ClusterView, now_s: float) -> Placement:
+        """See `Allocator.place`."""
+        index = index_of(cluster)
+        shapes = shapes_of(ranked, cluster, ShapeIndex(index), now_s)
+        ledger, quotas = Ledger(index, cluster.rooms), Quotas(cluster)
+        places = pack(ranked, shapes, ledger, quotas, packs=self.packs)
+        return finish(places, ranked, shapes, cluster, self.weights)
 
 
-def pack(jobs: Iterable[WaitingJob], ledger: Ledger, shapes: ShapeIndex) -> list[Start]:
-    """Starts each job that fits in what the ones before it left, and books it in the ledger."""
-    starts = []
+def finish(
+    places: Mapping[int, Place],
+    ranked: Sequence[RankedJob],
+    shapes: Mapping[int, JobShape],
+    cluster: ClusterView,
+    weights: ObjectiveWeights,
+) -> Placement:
+    """The answer of an allocator that chose these places: GPUs, terms and value."""
+    index = index_of(cluster)
+    ledger = Ledger(index)
+    terms = {}
+    for job_id, place in places.items():
+        terms[job_id] = start_terms(shapes[job_id], place, ledger, weights)
+        ledger.take(shapes[job_id], place)
+    value = evaluate(places, ranked, shapes, index, weights)
+    return Placement(make_starts(places, index, terms), value.as_float(), cost=value.cost)
+
+
+def pack(
+    jobs: Sequence[RankedJob],
+    shapes: Mapping[int, JobShape],
+    ledger: Ledger,
+    quotas: Quotas,
+    *,
+    packs: bool = True,
+) -> dict[int, Place]:
+    """Starts each job that fits in what the ones before it left, and books it."""
+    places: dict[int, Place] = {}
     failed: set[JobShape] = set()
-    for job in jobs:
-        shape = shapes.of(job)
-        if shape in failed:
+    for entry in jobs:
+        spec = entry.job.spec
+        shape = shapes[entry.job.job_id]
+        if shape in failed or not quotas.allows(spec):
             continue
-        place = best_fit(ledger, shape)
+        place = find_place(ledger, shape, packs=packs)
         if place is None:
             failed.add(shape)
             continue
-        starts.append(book(job.job_id, shape, *place, ledger))
-    return starts
+        places[entry.job.job_id] = place
+        ledger.take(shape, place)
+        quotas.take(spec)
+    return places
 
 
-def book(
-    job_id: int, shape: JobShape, gpu_type: str, nodes: Sequence[NodeLedger], ledger: Ledger
-) -> Start:
-    """Takes a job's place out of the ledger. Ranks are in order of node name."""
-    ordered = sorted(nodes, key=lambda node: node.name)
-    terms = start_terms(shape, gpu_type, ordered)
-    return Start(job_id, ledger.take(shape, gpu_type, ordered), terms)
+class _Option(NamedTuple):
+    """Nodes for one way to cut a job; the smaller the better."""
+
+    key: tuple[float, ...]
+    gpu_type: str
+    shares: tuple[Share, ...]
 
 
-def best_fit(ledger: Ledger, shape: JobShape) -> tuple[str, list[NodeLedger]] | None:
-    """The GPU type and the nodes that leave the fewest GPUs over; None if the job does not fit.
+def find_place(ledger: Ledger, shape: JobShape, *, packs: bool = True) -> Place | None:
+    """The place that leaves the fewest GPUs over (the most if not `packs`); None if none fits.
 
     The first acceptable type in the job's order of preference wins; types of equal preference
-    compete by what they leave over. Ties: fewer partly used nodes, then names. Jobs without
-    GPUs go where the fewest GPUs are free, so that GPU nodes stay free for GPU jobs; then
-    where the fewest CPUs are.
+    compete by speed for their price, then by how many nodes they take and what those have left.
+    Ties: fewer partly used nodes, then names. Jobs without GPUs go where the fewest GPUs are
+    free, so that GPU nodes stay free for GPU jobs; then where the fewest CPUs are.
     """
-    if shape.gpus == 0:
-        room = ledger.with_room(shape, "")
-        room.sort(key=lambda node: (node.free_gpus, node.cpus, node.name))
-        return ("", room[: shape.nodes]) if len(room) >= shape.nodes else None
+    if not shape.gpus:
+        return _for_cpu_job(ledger, shape, packs=packs)
     for _, tier in groupby(shape.types, key=lambda choice: choice.preference):
-        places = [
-            place
+        options = [
+            option
             for choice in tier
-            if (place := _best_of_type(ledger, shape, choice.gpu_type)) is not None
+            if (option := _of_type(ledger, shape, choice.gpu_type, choice.slowness, packs=packs))
         ]
-        if places:
-            _, gpu_type, nodes = min(places, key=lambda place: place[:2])
-            return gpu_type, nodes
+        if options:
+            return tuple(sorted(min(options).shares))
+    return _mixed(ledger, shape, packs=packs) if shape.mixes_types else None
+
+
+def _for_cpu_job(ledger: Ledger, shape: JobShape, *, packs: bool) -> Place | None:
+    sign = 1 if packs else -1
+    room = ledger.with_room(shape, 0, "")
+    nodes = nsmallest(
+        max(1, shape.nodes),
+        (
+            (sign * sum(state.free), sign * state.cpus, name)
+            for state, _, names in room
+            for name in names[: max(1, shape.nodes)]
+        ),
+    )
+    if len(nodes) < max(1, shape.nodes):
+        return None
+    return tuple(sorted(Share(name, 0, "") for _, _, name in nodes))
+
+
+def _of_type(
+    ledger: Ledger, shape: JobShape, gpu_type: str, slowness: float, *, packs: bool
+) -> _Option | None:
+    best: _Option | None = None
+    fewest = 0
+    for way in shape.ways(ledger.largest(shape.partition, gpu_type)):
+        nodes = sum(count for _, count in way)
+        if best is not None and nodes > fewest:
+            break
+        found = _for_way(ledger, shape, way, (gpu_type,), packs=packs)
+        if found is not None:
+            option = _Option((slowness, float(nodes), *found[0]), gpu_type, found[1])
+            best, fewest = option if best is None else min(best, option), nodes
+    return best
+
+
+def _mixed(ledger: Ledger, shape: JobShape, *, packs: bool) -> Place | None:
+    largest = max((ledger.largest(shape.partition, t) for t in shape.gpu_types), default=0)
+    for way in shape.ways(largest):
+        found = _for_way(ledger, shape, way, shape.gpu_types, packs=packs)
+        if found is not None:
+            return tuple(sorted(found[1]))
     return None
 
 
-def _best_of_type(
-    ledger: Ledger, shape: JobShape, gpu_type: str
-) -> tuple[tuple[int, int], str, list[NodeLedger]] | None:
-    room = [
-        (node.free[gpu_type] - shape.gpus, node.partly_used_change(shape, gpu_type), node.name)
-        for node in ledger.with_room(shape, gpu_type)
-    ]
-    if len(room) < shape.nodes:
-        return None
-    best = sorted(room)[: shape.nodes]
-    key = (sum(left for left, _, _ in best), sum(change for _, change, _ in best))
-    return key, gpu_type, [ledger.node(name) for _, _, name in best]
+def _for_way(
+    ledger: Ledger, shape: JobShape, way: Way, gpu_types: Sequence[str], *, packs: bool
+) -> tuple[tuple[float, float], tuple[Share, ...]] | None:
+    """Distinct nodes for all shares: what they have left together, and the shares."""
+    taken: set[str] = set()
+    shares: list[Share] = []
+    left = change = 0
+    for gpus, count in way:
+        candidates = _candidates(ledger, shape, gpus, count, gpu_types, taken, packs)
+        nodes = nsmallest(count, candidates) if len(gpu_types) == 1 else sorted(candidates)
+        wanted = len(shares) + count
+        for _, node_left, node_change, name, gpu_type in nodes:
+            if name not in taken and len(shares) < wanted:
+                left += node_left
+                change += node_change
+                taken.add(name)
+                shares.append(Share(name, gpus, gpu_type))
+        if len(shares) < wanted:
+            return None
+    return (float(left if packs else -left), float(change)), tuple(shares)
+
+
+def _candidates(
+    ledger: Ledger,
+    shape: JobShape,
+    gpus: int,
+    count: int,
+    gpu_types: Sequence[str],
+    taken: set[str],
+    packs: bool,
+) -> Iterator[tuple[int, int, int, str, str]]:
+    """For nsmallest: type's place in the list with what is left, what is left, change, name."""
+    several = 1000 if len(gpu_types) > 1 else 0
+    for place, gpu_type in enumerate(gpu_types):
+        for state, after, names in ledger.with_room(shape, gpus, gpu_type):
+            left, change = after.free_of(gpu_type), _change(state, after)
+            key = several * place + (left if packs else -left)
+            free_names = [name for name in names if name not in taken] if taken else names
+            for name in free_names if several else free_names[:count]:
+                yield key, left, change, name, gpu_type
+
+
+def _change(state: NodeState, after: NodeState) -> int:
+    return after.partly_used - state.partly_used

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.scheduler.ledger import Ledger, NodeLedger, preference_of
+from controller.scheduler.index import ClusterIndex, NodeState, index_of
+from controller.scheduler.ledger import Ledger, Place, place_of
 from controller.scheduler.shape import JobShape, ShapeIndex
 from controller.scheduler.types import ClusterView, RankedJob, Start
 
@@ -25,10 +26,48 @@ class ObjectiveWeights:
 
     type_preference: float = 1.0
     """For each step down a job's list of GPU types."""
+    slowness: float = 1.0
+    """For a job on a GPU type that is so much slower for its price (0 to 1, see
+    `shape.TypeChoice`). Counts only where speeds are configured."""
+    spread: float = 0.5
+    """For each node that a job takes beyond the fewest possible."""
     fragmentation: float = 0.25
     """For each pool (GPUs of one type on one node) left neither all free nor all taken."""
+    imbalance: float = 0.0
+    """For each pool, times the square of the share of it that is taken. With the number of
+    taken GPUs given, the sum of squares is least where all nodes are equally loaded."""
     cpu_job_on_gpu_node: float = 0.05
-    """For each rank without GPUs that lands on a node which has some."""
+    """For each share without GPUs that lands on a node which has some."""
+
+    def of_state(self, state: NodeState) -> float:
+        """The cost of one node that is left in this state."""
+        cost = 0.0
+        for free, capacity in zip(state.free, state.kind.capacity, strict=True):
+            if capacity and self.imbalance:
+                cost += self.imbalance * ((capacity - free) / capacity) ** 2
+            if 0 < free < capacity:
+                cost += self.fragmentation
+        return cost
+
+    def of_type(self, shape: JobShape, gpu_type: str) -> float:
+        """The cost of a job's GPUs being of this type."""
+        if not shape.gpus:
+            return 0.0
+        choice = shape.choice(gpu_type)
+        return self.type_preference * choice.preference + self.slowness * choice.slowness
+
+    def of_share(self, shape: JobShape, state: NodeState) -> float:
+        """What a share costs on a node in this state, besides its type."""
+        return self.cpu_job_on_gpu_node if not shape.gpus and state.has_gpus else 0.0
+
+
+PRESETS: Mapping[str, ObjectiveWeights] = {
+    "completion-time": ObjectiveWeights(),
+    "utilization": ObjectiveWeights(slowness=0.25, spread=0.1, fragmentation=1.0),
+    "balance": ObjectiveWeights(spread=0.25, fragmentation=0.0, imbalance=1.0),
+}
+"""Weights by what an operator aims at: fast types and jobs kept together; whole nodes kept free
+for large jobs; load spread evenly over the nodes (cooler, less contention for CPUs and disks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +96,91 @@ class ObjectiveValue:
 
 
 def evaluate(
-    starts: Iterable[Start],
+    places: Mapping[int, Place],
+    ranked: Sequence[RankedJob],
+    shapes: Mapping[int, JobShape],
+    index: ClusterIndex,
+    weights: ObjectiveWeights,
+) -> ObjectiveValue:
+    """The value of starting these jobs there, counted from the nodes up.
+
+    Args:
+        places: place by job id.
+        ranked: all jobs that were asked for, in order.
+        shapes: what each placed job needs, by id.
+        index: the cluster before any of these starts.
+        weights: what costs how much.
+    """
+    ledger = Ledger(index)
+    cost = sum(weights.of_state(state) * len(names) for state, names in ledger.states)
+    touched: dict[str, NodeState] = {}
+    for job_id, place in places.items():
+        shape = shapes[job_id]
+        cost += job_cost(shape, place, ledger, weights)
+        for share in place:
+            touched.setdefault(share.node, ledger.state_of(share.node))
+        ledger.take(shape, place)
+    for name, before in touched.items():
+        cost += weights.of_state(ledger.state_of(name)) - weights.of_state(before)
+    return ObjectiveValue(tuple(entry.job.job_id in places for entry in ranked), cost)
+
+
+def job_cost(shape: JobShape, place: Place, ledger: Ledger, weights: ObjectiveWeights) -> float:
+    """What a job's place costs by itself, whatever is left on the nodes."""
+    if not shape.gpus:
+        return sum(weights.of_share(shape, ledger.state_of(share.node)) for share in place)
+    cost = sum(weights.of_type(shape, share.gpu_type) * share.gpus / shape.gpus for share in place)
+    return cost + weights.spread * (len(place) - fewest_nodes(shape, place, ledger))
+
+
+def fewest_nodes(shape: JobShape, place: Place, ledger: Ledger) -> int:
+    """The fewest nodes over which a job could be spread on the types that it got."""
+    if shape.nodes:
+        return shape.nodes
+    types = shape.gpu_types if shape.mixes_types else (place[0].gpu_type,)
+    largest = max(ledger.largest(shape.partition, gpu_type) for gpu_type in types)
+    return -(-shape.gpus // largest)
+
+
+def start_terms(
+    shape: JobShape, place: Place, ledger: Ledger, weights: ObjectiveWeights
+) -> Mapping[str, float]:
+    """Why this place, in numbers, as it looks just before the job is booked there."""
+    states = [ledger.state_of(share.node) for share in place]
+    if not shape.gpus:
+        return {"free_gpus_on_node": float(sum(sum(state.free) for state in states))}
+    left = change = 0
+    for share, state in zip(place, states, strict=True):
+        at = state.kind.position(share.gpu_type)
+        assert at is not None
+        free, capacity = state.free[at], state.kind.capacity[at]
+        left += free - share.gpus
+        change += (0 < free - share.gpus < capacity) - (0 < free < capacity)
+    choices = [shape.choice(share.gpu_type) for share in place]
+    terms = {
+        "type_preference": float(max(choice.preference for choice in choices)),
+        "gpus_left_over": float(left),
+        "partly_used_nodes": float(change),
+    }
+    slowness = max(choice.slowness for choice in choices)
+    if slowness:
+        terms["slowness"] = slowness
+    extra = len(place) - fewest_nodes(shape, place, ledger)
+    if extra:
+        terms["nodes_beyond_fewest"] = float(extra)
+    terms["cost"] = job_cost(shape, place, ledger, weights)
+    return terms
+
+
+def value_of(
+    starts: Sequence[Start],
     ranked: Sequence[RankedJob],
     cluster: ClusterView,
     weights: ObjectiveWeights,
 ) -> ObjectiveValue:
-    """The value of starting these jobs there, counted from the nodes up."""
-    shapes = ShapeIndex(cluster)
-    jobs = {entry.job.job_id: entry.job for entry in ranked}
-    ledger = Ledger(cluster)
-    types = {gpu.uuid: gpu.gpu_type for node in cluster.nodes for gpu in node.gpus}
-    cost = 0.0
-    started = set()
-    for start in starts:
-        started.add(start.job_id)
-        shape = shapes.of(jobs[start.job_id])
-        gpu_type = types[start.ranks[0].gpu_uuids[0]] if shape.gpus else ""
-        nodes = [ledger.node(rank.node) for rank in start.ranks]
-        cost += choice_cost(shape, gpu_type, nodes, weights)
-        ledger.take(shape, gpu_type, nodes)
-    cost += weights.fragmentation * ledger.partly_used()
-    return ObjectiveValue(tuple(entry.job.job_id in started for entry in ranked), cost)
-
-
-def choice_cost(
-    shape: JobShape, gpu_type: str, nodes: Sequence[NodeLedger], weights: ObjectiveWeights
-) -> float:
-    """What a job's place costs by itself, whatever else is placed (all but fragmentation)."""
-    if shape.gpus:
-        return weights.type_preference * preference_of(shape, gpu_type)
-    return weights.cpu_job_on_gpu_node * sum(bool(node.capacity) for node in nodes)
-
-
-def start_terms(shape: JobShape, gpu_type: str, nodes: Sequence[NodeLedger]) -> Mapping[str, float]:
-    """Why this place, in numbers, as it looks just before the job is booked there."""
-    if not shape.gpus:
-        return {"free_gpus_on_node": float(sum(node.free_gpus for node in nodes))}
-    return {
-        "type_preference": float(preference_of(shape, gpu_type)),
-        "gpus_left_over": float(sum(node.free[gpu_type] - shape.gpus for node in nodes)),
-        "partly_used_nodes": float(sum(node.partly_used_change(shape, gpu_type) for node in nodes)),
-    }
+    """The value of any allocator's answer, counted from the nodes up."""
+    index = index_of(cluster)
+    plain = ShapeIndex(index)
+    shapes = {entry.job.job_id: plain.of(entry.job) for entry in ranked}
+    places = {start.job_id: place_of(start, index) for start in starts}
+    return evaluate(places, ranked, shapes, index, weights)

@@ -17,5 +17,9 @@ class Allocator(Protocol):
         ...
 
     def place(self, ranked: Sequence[RankedJob], cluster: ClusterView, now_s: float) -> Placement:
-        """Starts for a subset of the jobs; each gets all that it asks for, or does not start."""
+        """Starts for a subset of the jobs; each gets all that it asks for, or does not start.
+
+        Where the view has reservations, a job that would outlast one must leave it room
+        (`ClusterView.rooms`). Starts of allocators that do not look at that are dropped later.
+        """
         ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from controller.scheduler.index import index_of
 from controller.scheduler.shape import JobShape, ShapeIndex
 from controller.scheduler.types import (
     ClusterView,
@@ -20,13 +21,16 @@ class InvalidPlacement(AssertionError):
 
 
 def verify(starts: Iterable[Start], ranked: Sequence[RankedJob], cluster: ClusterView) -> None:
-    """Checks capacity, gang, GPU types and node states of a placement.
+    """Checks capacity, gang, GPU types, partitions, quotas and node states of a placement.
+
+    Reservations are not checked here: the cycle drops starts that break them, because allocators
+    that know nothing of reservations may be used with them.
 
     Raises:
         InvalidPlacement: a rule is broken; the message says which, by whom and where.
     """
     jobs = {entry.job.job_id: entry.job for entry in ranked}
-    shapes = ShapeIndex(cluster)
+    shapes = ShapeIndex(index_of(cluster))
     account = _Account(cluster)
     seen: set[int] = set()
     for start in starts:
@@ -34,32 +38,53 @@ def verify(starts: Iterable[Start], ranked: Sequence[RankedJob], cluster: Cluste
             raise InvalidPlacement(f"job {start.job_id} was not asked for, or starts twice")
         seen.add(start.job_id)
         shape = shapes.of(jobs[start.job_id])
-        nodes = [rank.node for rank in start.ranks]
-        if len(nodes) != shape.nodes or len(set(nodes)) != shape.nodes:
-            raise InvalidPlacement(f"job {start.job_id} needs {shape.nodes} nodes, got {nodes}")
+        _check_shares(start, shape, cluster)
         types = {
             gpu_type for rank in start.ranks for gpu_type in account.take(start.job_id, shape, rank)
         }
         allowed = {choice.gpu_type for choice in shape.types}
-        if len(types) > 1 or not types <= allowed:
+        if (len(types) > 1 and not shape.mixes_types) or not types <= allowed:
             raise InvalidPlacement(
                 f"job {start.job_id} got {sorted(types)}, wants one of {sorted(allowed)}"
             )
+
+
+def _check_shares(start: Start, shape: JobShape, cluster: ClusterView) -> None:
+    """Checks on how many nodes a job is, and in which shares."""
+    nodes = [rank.node for rank in start.ranks]
+    shares = [len(rank.gpu_uuids) for rank in start.ranks]
+    if not nodes or len(set(nodes)) != len(nodes) or (shape.nodes and len(nodes) != shape.nodes):
+        raise InvalidPlacement(
+            f"job {start.job_id} needs {shape.nodes or 'some'} nodes, got {nodes}"
+        )
+    if shape.nodes:
+        even = [shape.gpus // shape.nodes] * shape.nodes
+        if shares != even:
+            raise InvalidPlacement(f"job {start.job_id} needs {even[0]} GPUs, got {shares}")
+        return
+    largest = max(
+        (sum(gpu.is_in_service for gpu in node.gpus) for node in cluster.nodes), default=0
+    )
+    fewest = -(-shape.gpus // largest) if shape.gpus and largest else 1
+    if sum(shares) != shape.gpus or (shape.gpus and 0 in shares) or len(shares) < fewest:
+        raise InvalidPlacement(f"job {start.job_id} needs {shape.gpus} GPUs, got {shares}")
 
 
 class _Account:
     """What is left of each node; independent of the allocators' own ledger."""
 
     def __init__(self, cluster: ClusterView) -> None:
-        self._nodes: dict[str, NodeCapacity] = {node.name: node for node in cluster.nodes}
-        self._cpus = {node.name: node.cpus_free for node in cluster.nodes}
-        self._memory_bytes = {node.name: node.memory_free_bytes for node in cluster.nodes}
-        self._free: dict[tuple[str, str], GpuSlot] = {
-            (node.name, gpu.uuid): gpu
-            for node in cluster.nodes
-            for gpu in node.gpus
-            if gpu.is_free and gpu.is_in_service
-        }
+        self._nodes: Mapping[str, NodeCapacity] = index_of(cluster).nodes
+        self._cpus: dict[str, int] = {}
+        self._memory_bytes: dict[str, int] = {}
+        self._free: dict[tuple[str, str], GpuSlot] = {}
+
+    def _open(self, node: NodeCapacity) -> None:
+        self._cpus[node.name] = node.cpus_free
+        self._memory_bytes[node.name] = node.memory_free_bytes
+        for gpu in node.gpus:
+            if gpu.is_free and gpu.is_in_service:
+                self._free[node.name, gpu.uuid] = gpu
 
     def take(self, job_id: int, shape: JobShape, rank: RankPlacement) -> set[str]:
         """Books a rank and gives the types of its GPUs."""
@@ -67,8 +92,10 @@ class _Account:
         node = self._nodes.get(rank.node)
         if node is None or not node.accepts_work or rank.node in shape.excluded_nodes:
             raise InvalidPlacement(f"{where}: the node takes no such work")
-        if len(rank.gpu_uuids) != shape.gpus or len(rank.gpu_indices) != shape.gpus:
-            raise InvalidPlacement(f"{where}: needs {shape.gpus} GPUs, got {rank.gpu_uuids}")
+        if shape.partition and shape.partition not in node.partitions:
+            raise InvalidPlacement(f"{where}: the node is not in partition {shape.partition}")
+        if rank.node not in self._cpus:
+            self._open(node)
         types = set()
         for uuid, index in zip(rank.gpu_uuids, rank.gpu_indices, strict=True):
             slot = self._free.pop((rank.node, uuid), None)
@@ -81,4 +108,6 @@ class _Account:
             raise InvalidPlacement(f"{where}: CPUs are overbooked")
         if shape.memory_bytes and self._memory_bytes[rank.node] < 0:
             raise InvalidPlacement(f"{where}: memory is overbooked")
+        if len(types) > 1:
+            raise InvalidPlacement(f"{where}: one rank got {sorted(types)}")
         return types

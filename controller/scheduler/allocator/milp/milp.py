@@ -1,36 +1,34 @@
 """Joint placement of the first jobs of the order: exact, and never worse than greedy.
 
 The objective is `allocator.objective`: starts decide in the order of the queue, then cost. A
-weight for each job that dominates all later ones cannot be written in floating point for 64
+weight for each job that dominates all later ones cannot be written in floating point for 128
 jobs, so the order is settled in steps:
 
 1. Greedy's answer is the incumbent. Each job that it starts before the first one it skips does
    start in the optimum.
-2. A skipped job that would fit alone is in question. It and the next such jobs, `BLOCK` at most,
-   form a block with the weights 2^(BLOCK-1), ..., 2, 1; jobs settled before must start. The sum of
-   weights is an integer of at most 2^BLOCK - 1 = 255, so the solver's relative gap of 1e-3 leaves
-   less than 0.26 of doubt, and the cost's part (0.5 at most) cannot turn it: the block's starts
-   are exact. Its answer, completed by greedy, is the next incumbent.
+2. A skipped job that would fit alone is in question, unless counting shows that too little is
+   left (`bounds.Shortage`) or another heuristic finds room for it. It and the next such jobs,
+   `BLOCK` at most, form a block with the weights 2^(BLOCK-1), ..., 2, 1; jobs settled before must
+   start. The sum of weights is an integer of at most 2^BLOCK - 1 = 255, so the solver's relative
+   gap of 1e-3 leaves less than 0.26 of doubt, and the cost's part (0.5 at most) cannot turn it:
+   the block's starts are exact. Its answer, completed by greedy, is the next incumbent.
 3. When every job is settled, the cost is minimized with exactly these starts.
 
-The solver is not asked where the answer is known: a job that fits nowhere or for which too few
-GPUs are left, everything fits at a cost that is provably least, a single job to start.
+The solver is not asked where the answer is known: a job that fits nowhere or for which too little
+is left, everything fits at a cost that is provably least, a single job to start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from controller.scheduler.allocator.greedy import book, pack
-from controller.scheduler.allocator.milp.bounds import (
-    cheapest_place,
-    cost_lower_bound,
-    lacks_gpus,
-)
-from controller.scheduler.allocator.milp.classes import classify, group_jobs
-from controller.scheduler.allocator.milp.expand import Place, UnusableAnswer, expand, to_integers
+from controller.scheduler.allocator.greedy import find_place, finish, pack
+from controller.scheduler.allocator.milp.bounds import Shortage, cheapest_place, cost_lower_bound
+from controller.scheduler.allocator.milp.classes import make_problem
+from controller.scheduler.allocator.milp.expand import UnusableAnswer, expand, to_integers
 from controller.scheduler.allocator.milp.network import NetworkTooLarge, build_network
 from controller.scheduler.allocator.milp.solvers import MilpSolver, Solution, SolveStatus
 from controller.scheduler.allocator.objective import (
@@ -39,12 +37,21 @@ from controller.scheduler.allocator.objective import (
     ObjectiveWeights,
     evaluate,
 )
-from controller.scheduler.ledger import Ledger
-from controller.scheduler.shape import JobShape, ShapeIndex
-from controller.scheduler.types import ClusterView, Placement, RankedJob, Start, WaitingJob
+from controller.scheduler.index import index_of
+from controller.scheduler.ledger import Ledger, Place
+from controller.scheduler.quota import Quotas
+from controller.scheduler.shape import JobShape, ShapeIndex, shapes_of
+from controller.scheduler.types import ClusterView, Placement, RankedJob
 
 BLOCK = 8
 """Jobs whose starts are settled by one solve (see the module's docstring for the bound)."""
+BUILD_S_PER_ARC = 60e-6
+"""What building and translating a model takes at most for each arc, on a slow machine."""
+
+
+def no_clock() -> float:
+    """The clock of a decision that has no limit but the model's size."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +61,17 @@ class MilpAllocator:
     solver: MilpSolver | None
     no_solver: str = "no MILP solver is set up"
     """Why there is none, for `Placement.fallback`."""
-    window: int = 64
+    window: int = 128
     time_limit_s: float = 0.2
-    """For all solves of one decision together."""
+    """For one decision as a whole."""
     weights: ObjectiveWeights = field(default_factory=ObjectiveWeights)
+    monotonic: Callable[[], float] = no_clock
+    """Seconds from any fixed moment, to hold the limit. Without one only the solver holds it."""
     name: str = "milp"
 
-    def place(
-        self,
-        ranked: Sequence[RankedJob],
-        cluster: ClusterView,
-        now_s: float,  # noqa: ARG002 (protocol)
-    ) -> Placement:
+    def place(self, ranked: Sequence[RankedJob], cluster: ClusterView, now_s: float) -> Placement:
         """The best joint placement found within the limit."""
-        return _Search(self, ranked, cluster).run()
+        return _Search(self, ranked, cluster, now_s).run()
 
 
 class _Stopped(Exception):
@@ -78,152 +82,199 @@ class _Search:
     """One decision: the incumbent, what is settled, what the solver may still spend."""
 
     def __init__(
-        self, settings: MilpAllocator, ranked: Sequence[RankedJob], cluster: ClusterView
+        self,
+        settings: MilpAllocator,
+        ranked: Sequence[RankedJob],
+        cluster: ClusterView,
+        now_s: float,
     ) -> None:
+        self.began_s = settings.monotonic()
         self.settings = settings
         self.ranked = ranked
         self.cluster = cluster
-        self.shapes = ShapeIndex(cluster)
-        self.free = Ledger(cluster)
+        self.index = index_of(cluster)
+        self.shapes = shapes_of(ranked, cluster, ShapeIndex(self.index), now_s)
+        self.quotas = Quotas(cluster)
+        """As they are before any start; never booked."""
+        self.free = Ledger(self.index, cluster.rooms)
         """As the cluster is before any start; never booked."""
-        self.candidates = self._that_fit_alone([r.job for r in ranked[: settings.window]])
-        self.starts = pack(self.candidates, Ledger(cluster), self.shapes)
+        self.candidates = self._that_fit_alone(ranked[: settings.window])
+        self.places = pack(self.candidates, self.shapes, self.free.copy(), self.quotas.copy())
         """The incumbent."""
-        self.left_s = settings.time_limit_s
+        self.solved_s = 0.0
         self.cut_short = False
         self.fallback = ""
 
     def run(self) -> Placement:
-        greedy = pack([r.job for r in self.ranked], Ledger(self.cluster), self.shapes)
+        greedy = self._with_the_rest(self.places)
         with suppress(_Stopped):  # then the incumbent stands; cut_short or fallback says why
             self._reduce_cost(self._settle_starts())
-        best = self._with_the_rest(self.starts)
-        value, greedy_value = self._value(best), self._value(greedy)
-        if greedy_value.is_better_than(value):
-            best, value = greedy, greedy_value
-        return Placement(tuple(best), value.as_float(), self.cut_short, self.fallback)
+        best = self._with_the_rest(self.places)
+        if self._value(greedy).is_better_than(self._value(best)):
+            best = greedy
+        placement = finish(best, self.ranked, self.shapes, self.cluster, self.settings.weights)
+        return replace(
+            placement, cut_short=self.cut_short, fallback=self.fallback, solve_s=self.solved_s
+        )
 
-    def _that_fit_alone(self, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
+    def _that_fit_alone(self, jobs: Sequence[RankedJob]) -> list[RankedJob]:
         fits: dict[JobShape, bool] = {}
-        for job in jobs:
-            shape = self.shapes.of(job)
+        for entry in jobs:
+            shape = self._shape(entry)
             if shape not in fits:
-                fits[shape] = self.free.fits(shape)
-        return [job for job in jobs if fits[self.shapes.of(job)]]
+                fits[shape] = find_place(self.free, shape) is not None
+        return [entry for entry in jobs if fits[self._shape(entry)]]
 
-    def _settle_starts(self) -> list[WaitingJob]:
+    def _shape(self, entry: RankedJob) -> JobShape:
+        return self.shapes[entry.job.job_id]
+
+    def _settle_starts(self) -> list[RankedJob]:
         """Finds which candidates start in the optimum; the incumbent then starts exactly them."""
-        settled: list[WaitingJob] = []
+        settled: list[RankedJob] = []
         rejected: list[JobShape] = []
+        shortage = Shortage(self.free, [self._shape(entry) for entry in self.candidates])
+        quotas = self.quotas.copy()
         position = 0
+
+        def settle(entry: RankedJob) -> None:
+            settled.append(entry)
+            shortage.start(self._shape(entry))
+            quotas.take(entry.job.spec)
+
         while position < len(self.candidates):
-            job = self.candidates[position]
-            if job.job_id in self._started():
-                settled.append(job)
+            entry = self.candidates[position]
+            if entry.job.job_id in self.places:
+                settle(entry)
                 position += 1
                 continue
-            block, position = self._next_block(position, settled, rejected)
-            if not block:
+            if not quotas.allows(entry.job.spec) or self._is_out(entry, shortage, rejected):
+                position += 1
                 continue
-            going = self._solve_block(settled, block, self.candidates[position:])
-            settled += [job for job in block if job.job_id in going]
-            rejected += [self.shapes.of(job) for job in block if job.job_id not in going]
+            if self._repack(settled, entry, self.candidates[position + 1 :]):
+                continue
+            block, position = self._next_block(position, shortage, rejected)
+            going = self._solve_block(settled, block, quotas, self.candidates[position:])
+            for entry in block:
+                if entry.job.job_id in going:
+                    settle(entry)
+                elif quotas.allows(entry.job.spec):
+                    rejected.append(self._shape(entry))
         return settled
 
+    def _is_out(self, entry: RankedJob, shortage: Shortage, rejected: Sequence[JobShape]) -> bool:
+        shape = self._shape(entry)
+        return shortage.forbids(shape) or any(shape.is_at_least(other) for other in rejected)
+
     def _next_block(
-        self, position: int, settled: Sequence[WaitingJob], rejected: Sequence[JobShape]
-    ) -> tuple[list[WaitingJob], int]:
+        self, position: int, shortage: Shortage, rejected: Sequence[JobShape]
+    ) -> tuple[list[RankedJob], int]:
         """The next jobs in question, and the position after the last job that was looked at."""
-        certain = [self.shapes.of(job) for job in settled]
-        block: list[WaitingJob] = []
+        block: list[RankedJob] = []
         while position < len(self.candidates) and len(block) < BLOCK:
-            job = self.candidates[position]
-            if not block and job.job_id in self._started():
-                break
-            shape = self.shapes.of(job)
+            entry = self.candidates[position]
             position += 1
-            if any(shape.is_at_least(other) for other in rejected):
-                continue
-            if shape.gpus and lacks_gpus(self.free, shape, certain):
-                continue
-            block.append(job)
+            if not self._is_out(entry, shortage, rejected):
+                block.append(entry)
         return block, position
+
+    def _repack(
+        self, settled: Sequence[RankedJob], entry: RankedJob, later: Sequence[RankedJob]
+    ) -> bool:
+        """Tries to make room for a job in question: large and choosy jobs are packed first."""
+        wanted = sorted(
+            [*settled, entry],
+            key=lambda e: (len(self._shape(e).types), -self._shape(e).gpus),
+        )
+        ledger, quotas = self.free.copy(), self.quotas.copy()
+        places = pack(wanted, self.shapes, ledger, quotas)
+        if len(places) < len(wanted):
+            return False
+        self.places = places | pack(later, self.shapes, ledger, quotas)
+        return True
 
     def _solve_block(
         self,
-        settled: Sequence[WaitingJob],
-        block: Sequence[WaitingJob],
-        later: Sequence[WaitingJob],
+        settled: Sequence[RankedJob],
+        block: Sequence[RankedJob],
+        quotas: Quotas,
+        later: Sequence[RankedJob],
     ) -> set[int]:
         """Settles a block: which of its jobs start. Makes the incumbent agree with that."""
-        weights = {job.job_id: 2.0 ** (BLOCK - 1 - i) for i, job in enumerate(block)}
-        places, is_proven = self._solve([*settled, *block], weights)
-        going = {job.job_id for job in block if job.job_id in places}
-        kept = {job.job_id for job in block} & self._started()
+        weights = {entry.job.job_id: 2.0 ** (BLOCK - 1 - i) for i, entry in enumerate(block)}
+        places, is_proven = self._solve([*settled, *block], weights, _quota_rows(block, quotas))
+        going = {entry.job.job_id for entry in block if entry.job.job_id in places}
+        kept = {entry.job.job_id for entry in block if entry.job.job_id in self.places}
         if going != kept:
-            starts, ledger = self._book(places)
-            starts += pack(later, ledger, self.shapes)
-            if self._value(starts).is_better_than(self._value(self.starts)):
-                self.starts = starts
+            ledger, left = self._booked(places)
+            found = places | pack(later, self.shapes, ledger, left)
+            if self._value(found).is_better_than(self._value(self.places)):
+                self.places = found
         if not is_proven:
             raise _Stopped
         return going
 
-    def _reduce_cost(self, settled: Sequence[WaitingJob]) -> None:
+    def _reduce_cost(self, settled: Sequence[RankedJob]) -> None:
         """Finds the cheapest placement that starts exactly the settled jobs."""
         if not settled:
             return
-        shapes = [self.shapes.of(job) for job in settled]
+        shapes = [self._shape(entry) for entry in settled]
         if len(settled) == 1:
-            gpu_type, nodes = cheapest_place(self.free, shapes[0], self.settings.weights)
-            places = {settled[0].job_id: Place(gpu_type, tuple(node.name for node in nodes))}
-            self._take_if_better(places)
-            return
+            cheapest = cheapest_place(self.free, shapes[0], self.settings.weights)
+            if cheapest is not None:
+                self._take_if_better({settled[0].job.job_id: cheapest[1]})
+                return
         least = cost_lower_bound(self.free, shapes, self.settings.weights)
-        if self._value(self.starts).cost <= least + TOLERANCE:
+        if least is not None and self._value(self.places).cost <= least + TOLERANCE:
             return
-        places, _ = self._solve(settled, {})
+        places, _ = self._solve(settled, {}, ())
         self._take_if_better(places)
 
     def _solve(
-        self, jobs: Sequence[WaitingJob], start_weights: Mapping[int, float]
+        self,
+        jobs: Sequence[RankedJob],
+        start_weights: Mapping[int, float],
+        quotas: Sequence[tuple[int, Mapping[int, int]]],
     ) -> tuple[dict[int, Place], bool]:
         """Places for the jobs that start, and whether that is proven to be the optimum.
 
         Raises:
             _Stopped: there is no answer.
         """
-        groups = group_jobs(jobs, self.shapes)
+        ids = [entry.job.job_id for entry in jobs]
         try:
-            network = build_network(classify(self.free, groups), groups)
+            network = build_network(make_problem(ids, self.shapes, self.free))
         except NetworkTooLarge:
             self.cut_short = True
             raise _Stopped from None
+        if self.settings.solver is None:
+            self.fallback = self.settings.no_solver
+            raise _Stopped
+        if self._left_s() <= BUILD_S_PER_ARC * len(network.arcs):
+            self.cut_short = True
+            raise _Stopped
         from controller.scheduler.allocator.milp.model import (  # noqa: PLC0415 (loads Pyomo)
             build_model,
         )
 
-        model = build_model(network, start_weights, self.settings.weights)
-        solution = self._run_solver(model.model, model.variables)
+        model = build_model(network, start_weights, self.settings.weights, quotas)
+        solution = self._run_solver(self.settings.solver, model.model, model.variables)
         try:
             values = to_integers(solution.values)
-            flows = values[: len(network.arcs)]
-            going = zip(start_weights, values[len(network.arcs) :], strict=True)
-            starting = {job.job_id for job in jobs} - {job_id for job_id, go in going if not go}
-            return expand(network, flows, starting), solution.status is SolveStatus.OPTIMAL
+            flows, rest = values[: len(network.arcs)], values[len(network.arcs) :]
+            picks = dict(zip(model.picked, rest, strict=False))
+            going = zip(start_weights, rest[len(model.picked) :], strict=True)
+            starting = set(ids) - {job_id for job_id, go in going if not go}
+            places = expand(network, flows, picks, starting)
         except UnusableAnswer as error:
             self.fallback = f"the solver's answer cannot be used: {error}"
             raise _Stopped from error
+        return places, solution.status is SolveStatus.OPTIMAL
 
-    def _run_solver(self, model: object, variables: Sequence[object]) -> Solution:
-        if self.settings.solver is None:
-            self.fallback = self.settings.no_solver
-            raise _Stopped
-        if self.left_s <= 0:
-            self.cut_short = True
-            raise _Stopped
-        solution = self.settings.solver.solve(model, variables, self.left_s)
-        self.left_s -= solution.elapsed_s
+    def _run_solver(
+        self, solver: MilpSolver, model: object, variables: Sequence[object]
+    ) -> Solution:
+        solution = solver.solve(model, variables, max(0.0, self._left_s()))
+        self.solved_s += solution.elapsed_s
         self.cut_short |= solution.status in {SolveStatus.FEASIBLE, SolveStatus.LIMIT}
         if solution.status is SolveStatus.ERROR:
             self.fallback = solution.message
@@ -233,40 +284,40 @@ class _Search:
             raise _Stopped
         return solution
 
+    def _left_s(self) -> float:
+        passed_s = self.settings.monotonic() - self.began_s
+        return self.settings.time_limit_s - max(passed_s, self.solved_s)
+
     def _take_if_better(self, places: Mapping[int, Place]) -> None:
-        starts, _ = self._book(places)
-        if self._value(starts).is_better_than(self._value(self.starts)):
-            self.starts = starts
+        if self._value(places).is_better_than(self._value(self.places)):
+            order = [entry.job.job_id for entry in self.candidates]
+            self.places = {job_id: places[job_id] for job_id in order if job_id in places}
 
-    def _book(self, places: Mapping[int, Place]) -> tuple[list[Start], Ledger]:
-        ledger = Ledger(self.cluster)
-        starts = []
-        for job in self.candidates:
-            place = places.get(job.job_id)
+    def _booked(self, places: Mapping[int, Place]) -> tuple[Ledger, Quotas]:
+        ledger, quotas = self.free.copy(), self.quotas.copy()
+        for entry in self.ranked:
+            place = places.get(entry.job.job_id)
             if place is not None:
-                nodes = [ledger.node(name) for name in place.nodes]
-                starts.append(book(job.job_id, self.shapes.of(job), place.gpu_type, nodes, ledger))
-        return starts, ledger
+                ledger.take(self._shape(entry), place)
+                quotas.take(entry.job.spec)
+        return ledger, quotas
 
-    def _with_the_rest(self, starts: Sequence[Start]) -> list[Start]:
-        """Adds jobs beyond the window, greedily, into what is left."""
-        if len(self.ranked) <= self.settings.window:
-            return list(starts)
-        types = {gpu.uuid: gpu.gpu_type for node in self.cluster.nodes for gpu in node.gpus}
-        booked, ledger = self._book(
-            {
-                start.job_id: Place(
-                    types[start.ranks[0].gpu_uuids[0]] if start.ranks[0].gpu_uuids else "",
-                    tuple(rank.node for rank in start.ranks),
-                )
-                for start in starts
-            }
-        )
-        later = [entry.job for entry in self.ranked[self.settings.window :]]
-        return booked + pack(later, ledger, self.shapes)
+    def _with_the_rest(self, places: Mapping[int, Place]) -> dict[int, Place]:
+        """In the order of the queue, with jobs beyond the window packed into what is left."""
+        found = dict(places)
+        later = self.ranked[self.settings.window :]
+        if later:
+            found |= pack(later, self.shapes, *self._booked(places))
+        ids = (entry.job.job_id for entry in chain(self.ranked))
+        return {job_id: found[job_id] for job_id in ids if job_id in found}
 
-    def _started(self) -> set[int]:
-        return {start.job_id for start in self.starts}
+    def _value(self, places: Mapping[int, Place]) -> ObjectiveValue:
+        return evaluate(places, self.ranked, self.shapes, self.index, self.settings.weights)
 
-    def _value(self, starts: Sequence[Start]) -> ObjectiveValue:
-        return evaluate(starts, self.ranked, self.cluster, self.settings.weights)
+
+def _quota_rows(block: Sequence[RankedJob], quotas: Quotas) -> list[tuple[int, Mapping[int, int]]]:
+    rows: dict[tuple[str, str], tuple[int, dict[int, int]]] = {}
+    for entry in block:
+        for key, left in quotas.binding(entry.job.spec).items():
+            rows.setdefault(key, (left, {}))[1][entry.job.job_id] = entry.job.spec.gpus
+    return list(rows.values())
