@@ -71,6 +71,18 @@ class NodeState(NamedTuple):
         at = self.kind.position(gpu_type)
         return 0 if at is None else self.free[at]
 
+    def has_room(self, need: Need, at: int | None) -> bool:
+        """Whether a share fits here; `at` is the place of its GPU type, None without GPUs."""
+        if at is not None and self.free[at] < need.gpus:
+            return False
+        if (self.cpus < need.cpus and need.cpus) or (
+            self.memory_bytes < need.memory_bytes and need.memory_bytes
+        ):
+            return False
+        return not (self.rooms and need.outlasts) or (
+            _take_rooms(self.kind, self.rooms, need) is not None
+        )
+
     def after(self, need: Need) -> NodeState | None:
         """The state once a share is placed here; None if it does not fit."""
         cpus, memory_bytes = self.cpus - need.cpus, self.memory_bytes - need.memory_bytes
@@ -160,6 +172,7 @@ class ClusterIndex:
     has_partitions: bool
     kinds: dict[tuple[object, ...], NodeKind] = field(repr=False)
     """Shared with the indices before and after: one object for each kind."""
+    _largest: dict[tuple[str, str, bool], int] = field(default_factory=dict, repr=False)
 
     def after(self, cluster: ClusterView) -> ClusterIndex:
         """The index of a later view; nodes that are the very same objects cost nothing."""
@@ -190,6 +203,25 @@ class ClusterIndex:
             bool(cluster.partitions),
             self.kinds,
         )
+
+    def largest(self, partition: str, gpu_type: str, *, all_nodes: bool = False) -> int:
+        """GPUs in service of a type on the largest node of a partition that accepts work.
+
+        An empty partition stands for all nodes; `all_nodes` counts those that accept no work
+        too. A job over "as few nodes as possible" is cut to fit nodes of this size.
+        """
+        key = (partition, gpu_type, all_nodes)
+        if key not in self._largest:
+            self._largest[key] = max(
+                (
+                    state.kind.capacity[at]
+                    for state in (*self.open, *(self.closed if all_nodes else ()))
+                    if state.kind.admits(partition)
+                    and (at := state.kind.position(gpu_type)) is not None
+                ),
+                default=0,
+            )
+        return self._largest[key]
 
     def type_of(self, node: str, uuid: str) -> str:
         """The type of a GPU."""

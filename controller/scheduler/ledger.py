@@ -59,18 +59,22 @@ class Ledger:
             rooms: what reservations leave to jobs that outlast them, by node.
             all_nodes: to ask what nodes that take no work could do.
         """
+        self.index = index
+        """The cluster as it was when the account was opened."""
+        self._has_all_nodes = all_nodes
         self._bins: dict[NodeState, Names] = dict(index.open)
         self._own: set[NodeState] = set()
         self._now: dict[str, NodeState] = {}
-        self._index = index
-        self._pools: dict[str, list[NodeState]] = {}
-        self._largest: dict[tuple[str, str], int] = {}
+        self._pools: dict[str, list[tuple[NodeState, int]]] = {}
+        self._levels: dict[str, list[int]] = {}
+        """By GPU type: how many nodes have so many free."""
         if all_nodes:
             for state, names in index.closed.items():
                 mine = self._bins.get(state)
                 self._bins[state] = sorted([*mine, *names]) if mine else names
-        for state in self._bins:
+        for state, names in self._bins.items():
             self._add_to_pools(state)
+            self._count(state, len(names))
         for name, node_rooms in (rooms or {}).items():
             state = index.state_of[name]
             if index.nodes[name].accepts_work or all_nodes:
@@ -79,14 +83,14 @@ class Ledger:
     def copy(self) -> Ledger:
         """An account of its own that begins as this one is now."""
         twin = object.__new__(Ledger)
-        twin._bins = {state: tuple(names) for state, names in self._bins.items() if names}
+        twin._bins = dict(self._bins)
+        self._own = set()
         twin._own = set()
+        twin._has_all_nodes = self._has_all_nodes
         twin._now = dict(self._now)
-        twin._index = self._index
-        twin._pools = {}
-        twin._largest = self._largest
-        for state in twin._bins:
-            twin._add_to_pools(state)
+        twin.index = self.index
+        twin._pools = {gpu_type: list(states) for gpu_type, states in self._pools.items()}
+        twin._levels = {gpu_type: list(counts) for gpu_type, counts in self._levels.items()}
         return twin
 
     @property
@@ -96,47 +100,76 @@ class Ledger:
 
     def state_of(self, node: str) -> NodeState:
         """The present state of a node."""
-        return self._now.get(node) or self._index.state_of[node]
+        return self._now.get(node) or self.index.state_of[node]
 
     def pool(self, gpu_type: str) -> Iterator[tuple[NodeState, Names]]:
         """The states of nodes with GPUs of a type; all states for the empty type."""
-        states = self._pools.get(gpu_type, ()) if gpu_type else self._bins
         bins = self._bins
-        return ((state, names) for state in states if (names := bins[state]))
+        if not gpu_type:
+            return self.states
+        return (
+            (state, names) for state, _ in self._pools.get(gpu_type, ()) if (names := bins[state])
+        )
 
     def with_room(
         self, shape: JobShape, gpus: int, gpu_type: str
-    ) -> list[tuple[NodeState, NodeState, Names]]:
-        """Where a share of so many GPUs fits: state, state afterwards, the nodes in that state."""
+    ) -> list[tuple[NodeState, int | None, Names]]:
+        """Where a share of so many GPUs fits.
+
+        Returns:
+            For each state: itself, where the GPU type stands in its tuples (None without GPUs),
+            and the nodes in that state on which the job may run.
+        """
         need = need_of(shape, gpus, gpu_type)
-        found = []
-        for state, names in self.pool(gpu_type):
-            if not state.kind.admits(shape.partition):
+        bins, partition, excluded = self._bins, shape.partition, shape.excluded_nodes
+        found: list[tuple[NodeState, int | None, Names]] = []
+        states: Iterable[tuple[NodeState, int | None]] = (
+            self._pools.get(gpu_type, ()) if gpu_type else ((state, None) for state in bins)
+        )
+        for state, at in states:
+            if at is not None and state.free[at] < gpus:
                 continue
-            after = state.after(need)
-            if after is None:
+            names = bins[state]
+            if (
+                not names
+                or (partition and partition not in state.kind.partitions)
+                or not state.has_room(need, at)
+            ):
                 continue
-            if shape.excluded_nodes:
-                names = [name for name in names if name not in shape.excluded_nodes]
-                if not names:
-                    continue
-            found.append((state, after, names))
+            if excluded:
+                names = [name for name in names if name not in excluded]
+            if names:
+                found.append((state, at, names))
         return found
 
+    def may_hold(self, shape: JobShape, gpu_type: str) -> bool:
+        """Whether a type has the free GPUs at all, by a quick count over its nodes."""
+        levels = self._levels.get(gpu_type)
+        if levels is None:
+            return False
+        if shape.nodes:
+            share, wanted = shape.gpus // shape.nodes, shape.nodes
+            for free in range(len(levels) - 1, share - 1, -1):
+                wanted -= levels[free]
+                if wanted <= 0:
+                    return True
+            return False
+        largest = self.largest(shape.partition, gpu_type)
+        nodes = -(-shape.gpus // largest) + 1 if largest else 0
+        left = shape.gpus
+        for free in range(len(levels) - 1, 0, -1):
+            used = min(nodes, levels[free])
+            left -= used * free
+            nodes -= used
+            if left <= 0:
+                return True
+            if not nodes:
+                break
+        return False
+
     def largest(self, partition: str, gpu_type: str) -> int:
-        """GPUs in service of a type on the largest node of a partition ("": of all)."""
-        key = (partition, gpu_type)
-        if key not in self._largest:
-            self._largest[key] = max(
-                (
-                    state.kind.capacity[at]
-                    for state, _ in self.pool(gpu_type)
-                    if (at := state.kind.position(gpu_type)) is not None
-                    and state.kind.admits(partition)
-                ),
-                default=0,
-            )
-        return self._largest[key]
+        """GPUs of the largest node, see `ClusterIndex.largest`."""
+        return self.index.largest(partition, gpu_type, all_nodes=self._has_all_nodes)
 
     def take(self, shape: JobShape, place: Iterable[Share]) -> None:
         """Books a job's place."""
@@ -167,10 +200,20 @@ class Ledger:
         if is_new:
             self._add_to_pools(after)
         self._now[node] = after
+        if state.free != after.free:
+            self._count(state, -1)
+            self._count(after, 1)
 
     def _add_to_pools(self, state: NodeState) -> None:
-        for gpu_type in state.kind.gpu_types:
-            self._pools.setdefault(gpu_type, []).append(state)
+        for at, gpu_type in enumerate(state.kind.gpu_types):
+            self._pools.setdefault(gpu_type, []).append((state, at))
+
+    def _count(self, state: NodeState, nodes: int) -> None:
+        for gpu_type, free in zip(state.kind.gpu_types, state.free, strict=True):
+            levels = self._levels.setdefault(gpu_type, [])
+            if len(levels) <= free:
+                levels += [0] * (free + 1 - len(levels))
+            levels[max(0, free)] += nodes
 
     def _copied(self, state: NodeState) -> list[str]:
         names = self._bins.get(state, ())

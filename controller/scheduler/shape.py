@@ -26,9 +26,12 @@ class TypeChoice:
     """From 0 (the acceptable type that does most for its price) to 1 (next to nothing)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobShape:
-    """Everything about a job that decides where it may go."""
+    """Everything about a job that decides where it may go.
+
+    A `ShapeIndex` gives jobs that ask for the same the same object, so shapes compare by identity.
+    """
 
     gpus: int
     """All GPUs of the job together."""
@@ -47,11 +50,8 @@ class JobShape:
     excluded_nodes: frozenset[str] = frozenset()
     outlasts: int = 0
     """How many of the decision's reservations begin before such a job would end."""
-
-    @property
-    def gpu_types(self) -> tuple[str, ...]:
-        """The types to look at, best first; one empty type for jobs without GPUs."""
-        return tuple(choice.gpu_type for choice in self.types) if self.gpus else ("",)
+    gpu_types: tuple[str, ...] = ("",)
+    """The types to look at, best first; one empty type for jobs without GPUs."""
 
     def choice(self, gpu_type: str) -> TypeChoice:
         """How much this type is liked; the neutral one for jobs without GPUs."""
@@ -161,18 +161,20 @@ class ShapeIndex:
         )
         shape = self._shapes.get(key)
         if shape is None:
+            types = self._resolve(spec) if spec.gpus else ()
             shape = self._shapes[key] = JobShape(
                 gpus=spec.gpus,
                 nodes=spec.nodes,
                 cpus=spec.cpus,
                 memory_bytes=spec.memory_bytes,
-                types=self._resolve(spec) if spec.gpus else (),
+                types=types,
                 partition=spec.partition if self._index.has_partitions else "",
                 mixes_types=spec.mix_gpu_types and spec.nodes != 1 and spec.gpus > 0,
                 excluded_nodes=frozenset(
                     name for name in excluded_nodes if name in self._index.nodes
                 ),
                 outlasts=outlasts,
+                gpu_types=tuple(choice.gpu_type for choice in types) if spec.gpus else ("",),
             )
         return shape
 

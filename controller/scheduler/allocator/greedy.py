@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import groupby
 from typing import NamedTuple
 
-from controller.scheduler.allocator.objective import ObjectiveWeights, evaluate, start_terms
-from controller.scheduler.index import NodeState, index_of
+from controller.scheduler.allocator.objective import (
+    Evaluator,
+    ObjectiveValue,
+    ObjectiveWeights,
+)
+from controller.scheduler.index import ClusterIndex, index_of
 from controller.scheduler.ledger import Ledger, Place, Share
 from controller.scheduler.quota import Quotas
 from controller.scheduler.shape import JobShape, ShapeIndex, Way, shapes_of
@@ -35,24 +39,23 @@ class GreedyAllocator:
         shapes = shapes_of(ranked, cluster, ShapeIndex(index), now_s)
         ledger, quotas = Ledger(index, cluster.rooms), Quotas(cluster)
         places = pack(ranked, shapes, ledger, quotas, packs=self.packs)
-        return finish(places, ranked, shapes, cluster, self.weights)
+        evaluator = Evaluator(ranked, shapes, index, self.weights)
+        return finish(places, shapes, index, evaluator, evaluator.value(places))
 
 
 def finish(
     places: Mapping[int, Place],
-    ranked: Sequence[RankedJob],
     shapes: Mapping[int, JobShape],
-    cluster: ClusterView,
-    weights: ObjectiveWeights,
+    index: ClusterIndex,
+    evaluator: Evaluator,
+    value: ObjectiveValue,
 ) -> Placement:
-    """The answer of an allocator that chose these places: GPUs, terms and value."""
-    index = index_of(cluster)
+    """The answer of an allocator that chose these places, of this value: GPUs and terms."""
     ledger = Ledger(index)
     terms = {}
     for job_id, place in places.items():
-        terms[job_id] = start_terms(shapes[job_id], place, ledger, weights)
+        terms[job_id] = evaluator.terms(shapes[job_id], place, ledger)
         ledger.take(shapes[job_id], place)
-    value = evaluate(places, ranked, shapes, index, weights)
     return Placement(make_starts(places, index, terms), value.as_float(), cost=value.cost)
 
 
@@ -130,6 +133,8 @@ def _for_cpu_job(ledger: Ledger, shape: JobShape, *, packs: bool) -> Place | Non
 def _of_type(
     ledger: Ledger, shape: JobShape, gpu_type: str, slowness: float, *, packs: bool
 ) -> _Option | None:
+    if not ledger.may_hold(shape, gpu_type):
+        return None
     best: _Option | None = None
     fewest = 0
     for way in shape.ways(ledger.largest(shape.partition, gpu_type)):
@@ -161,7 +166,9 @@ def _for_way(
     left = change = 0
     for gpus, count in way:
         candidates = _candidates(ledger, shape, gpus, count, gpu_types, taken, packs)
-        nodes = nsmallest(count, candidates) if len(gpu_types) == 1 else sorted(candidates)
+        if len(candidates) < count:
+            return None
+        nodes = [min(candidates)] if len(way) == count == 1 else sorted(candidates)
         wanted = len(shares) + count
         for _, node_left, node_change, name, gpu_type in nodes:
             if name not in taken and len(shares) < wanted:
@@ -182,17 +189,19 @@ def _candidates(
     gpu_types: Sequence[str],
     taken: set[str],
     packs: bool,
-) -> Iterator[tuple[int, int, int, str, str]]:
-    """For nsmallest: type's place in the list with what is left, what is left, change, name."""
+) -> list[tuple[int, int, int, str, str]]:
+    """Type's place in the list with what is left, what is left, change, name, type."""
     several = 1000 if len(gpu_types) > 1 else 0
+    found = []
     for place, gpu_type in enumerate(gpu_types):
-        for state, after, names in ledger.with_room(shape, gpus, gpu_type):
-            left, change = after.free_of(gpu_type), _change(state, after)
+        for state, at, names in ledger.with_room(shape, gpus, gpu_type):
+            assert at is not None
+            free, capacity = state.free[at], state.kind.capacity[at]
+            left = free - gpus
+            change = (0 < left < capacity) - (0 < free < capacity)
             key = several * place + (left if packs else -left)
-            free_names = [name for name in names if name not in taken] if taken else names
-            for name in free_names if several else free_names[:count]:
-                yield key, left, change, name, gpu_type
-
-
-def _change(state: NodeState, after: NodeState) -> int:
-    return after.partly_used - state.partly_used
+            if taken or several:
+                names = [name for name in names if name not in taken]  # noqa: PLW2901
+            for name in names if several else names[:count]:
+                found.append((key, left, change, name, gpu_type))  # noqa: PERF401
+    return found

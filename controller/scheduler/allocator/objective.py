@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.scheduler.index import ClusterIndex, NodeState, index_of
-from controller.scheduler.ledger import Ledger, Place, place_of
+from controller.scheduler.ledger import Ledger, Place, need_of, place_of
 from controller.scheduler.shape import JobShape, ShapeIndex
 from controller.scheduler.types import ClusterView, RankedJob, Start
 
@@ -95,81 +95,85 @@ class ObjectiveValue:
         return starts - 2.0 ** -(len(self.started) + 1) * self.cost / (1.0 + self.cost)
 
 
-def evaluate(
-    places: Mapping[int, Place],
-    ranked: Sequence[RankedJob],
-    shapes: Mapping[int, JobShape],
-    index: ClusterIndex,
-    weights: ObjectiveWeights,
-) -> ObjectiveValue:
-    """The value of starting these jobs there, counted from the nodes up.
+class Evaluator:
+    """Values placements on one cluster, counted from the nodes up."""
 
-    Args:
-        places: place by job id.
-        ranked: all jobs that were asked for, in order.
-        shapes: what each placed job needs, by id.
-        index: the cluster before any of these starts.
-        weights: what costs how much.
-    """
-    ledger = Ledger(index)
-    cost = sum(weights.of_state(state) * len(names) for state, names in ledger.states)
-    touched: dict[str, NodeState] = {}
-    for job_id, place in places.items():
-        shape = shapes[job_id]
-        cost += job_cost(shape, place, ledger, weights)
-        for share in place:
-            touched.setdefault(share.node, ledger.state_of(share.node))
-        ledger.take(shape, place)
-    for name, before in touched.items():
-        cost += weights.of_state(ledger.state_of(name)) - weights.of_state(before)
-    return ObjectiveValue(tuple(entry.job.job_id in places for entry in ranked), cost)
+    def __init__(
+        self,
+        ranked: Sequence[RankedJob],
+        shapes: Mapping[int, JobShape],
+        index: ClusterIndex,
+        weights: ObjectiveWeights,
+    ) -> None:
+        """Takes all jobs that were asked for, in order, and the cluster before any start."""
+        self._order = [entry.job.job_id for entry in ranked]
+        self._shapes = shapes
+        self._index = index
+        self._weights = weights
+        self._idle_cost = sum(
+            weights.of_state(state) * len(names) for state, names in index.open.items()
+        )
 
+    def value(self, places: Mapping[int, Place]) -> ObjectiveValue:
+        """The value of starting these jobs, by id, there."""
+        cost = self._idle_cost
+        states: dict[str, NodeState] = {}
+        for job_id, place in places.items():
+            shape = self._shapes[job_id]
+            cost += self.job_cost(shape, place)
+            for share in place:
+                before = states.get(share.node) or self._index.state_of[share.node]
+                after = before.after(need_of(shape, share.gpus, share.gpu_type))
+                assert after is not None, f"{share} has no room for {shape}"
+                cost += self._weights.of_state(after) - self._weights.of_state(before)
+                states[share.node] = after
+        return ObjectiveValue(tuple(job_id in places for job_id in self._order), cost)
 
-def job_cost(shape: JobShape, place: Place, ledger: Ledger, weights: ObjectiveWeights) -> float:
-    """What a job's place costs by itself, whatever is left on the nodes."""
-    if not shape.gpus:
-        return sum(weights.of_share(shape, ledger.state_of(share.node)) for share in place)
-    cost = sum(weights.of_type(shape, share.gpu_type) * share.gpus / shape.gpus for share in place)
-    return cost + weights.spread * (len(place) - fewest_nodes(shape, place, ledger))
+    def job_cost(self, shape: JobShape, place: Place) -> float:
+        """What a job's place costs by itself, whatever is left on the nodes."""
+        weights = self._weights
+        if not shape.gpus:
+            return sum(weights.of_share(shape, self._index.state_of[s.node]) for s in place)
+        if len(place) == 1:
+            cost = weights.of_type(shape, place[0].gpu_type)
+        else:
+            cost = sum(
+                weights.of_type(shape, share.gpu_type) * share.gpus / shape.gpus for share in place
+            )
+        return cost + weights.spread * (len(place) - self._fewest_nodes(shape, place))
 
+    def terms(self, shape: JobShape, place: Place, ledger: Ledger) -> Mapping[str, float]:
+        """Why this place, in numbers, as it looks just before the job is booked there."""
+        states = [ledger.state_of(share.node) for share in place]
+        if not shape.gpus:
+            return {"free_gpus_on_node": float(sum(sum(state.free) for state in states))}
+        left = change = 0
+        for share, state in zip(place, states, strict=True):
+            at = state.kind.position(share.gpu_type)
+            assert at is not None
+            free, capacity = state.free[at], state.kind.capacity[at]
+            left += free - share.gpus
+            change += (0 < free - share.gpus < capacity) - (0 < free < capacity)
+        choices = [shape.choice(share.gpu_type) for share in place]
+        terms = {
+            "type_preference": float(max(choice.preference for choice in choices)),
+            "gpus_left_over": float(left),
+            "partly_used_nodes": float(change),
+        }
+        slowness = max(choice.slowness for choice in choices)
+        if slowness:
+            terms["slowness"] = slowness
+        extra = len(place) - self._fewest_nodes(shape, place)
+        if extra:
+            terms["nodes_beyond_fewest"] = float(extra)
+        return terms
 
-def fewest_nodes(shape: JobShape, place: Place, ledger: Ledger) -> int:
-    """The fewest nodes over which a job could be spread on the types that it got."""
-    if shape.nodes:
-        return shape.nodes
-    types = shape.gpu_types if shape.mixes_types else (place[0].gpu_type,)
-    largest = max(ledger.largest(shape.partition, gpu_type) for gpu_type in types)
-    return -(-shape.gpus // largest)
-
-
-def start_terms(
-    shape: JobShape, place: Place, ledger: Ledger, weights: ObjectiveWeights
-) -> Mapping[str, float]:
-    """Why this place, in numbers, as it looks just before the job is booked there."""
-    states = [ledger.state_of(share.node) for share in place]
-    if not shape.gpus:
-        return {"free_gpus_on_node": float(sum(sum(state.free) for state in states))}
-    left = change = 0
-    for share, state in zip(place, states, strict=True):
-        at = state.kind.position(share.gpu_type)
-        assert at is not None
-        free, capacity = state.free[at], state.kind.capacity[at]
-        left += free - share.gpus
-        change += (0 < free - share.gpus < capacity) - (0 < free < capacity)
-    choices = [shape.choice(share.gpu_type) for share in place]
-    terms = {
-        "type_preference": float(max(choice.preference for choice in choices)),
-        "gpus_left_over": float(left),
-        "partly_used_nodes": float(change),
-    }
-    slowness = max(choice.slowness for choice in choices)
-    if slowness:
-        terms["slowness"] = slowness
-    extra = len(place) - fewest_nodes(shape, place, ledger)
-    if extra:
-        terms["nodes_beyond_fewest"] = float(extra)
-    terms["cost"] = job_cost(shape, place, ledger, weights)
-    return terms
+    def _fewest_nodes(self, shape: JobShape, place: Place) -> int:
+        """The fewest nodes over which a job could be spread on the types that it got."""
+        if shape.nodes:
+            return shape.nodes
+        types = shape.gpu_types if shape.mixes_types else (place[0].gpu_type,)
+        return -(-shape.gpus // max(self._index.largest(shape.partition, t) for t in types))
 
 
 def value_of(
@@ -183,4 +187,4 @@ def value_of(
     plain = ShapeIndex(index)
     shapes = {entry.job.job_id: plain.of(entry.job) for entry in ranked}
     places = {start.job_id: place_of(start, index) for start in starts}
-    return evaluate(places, ranked, shapes, index, weights)
+    return Evaluator(ranked, shapes, index, weights).value(places)

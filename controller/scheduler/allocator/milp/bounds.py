@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from controller.scheduler.allocator.objective import ObjectiveWeights, job_cost
-from controller.scheduler.index import NodeState
-from controller.scheduler.ledger import Ledger, Place, Share
+from controller.scheduler.allocator.objective import Evaluator, ObjectiveWeights
+from controller.scheduler.index import Need, NodeState
+from controller.scheduler.ledger import Ledger, Place, Share, need_of
 from controller.scheduler.shape import JobShape
 
 _Domain = tuple[frozenset[str], str]
@@ -15,9 +15,9 @@ _Domain = tuple[frozenset[str], str]
 
 
 def cheapest_place(
-    ledger: Ledger, shape: JobShape, weights: ObjectiveWeights
-) -> tuple[float, Place] | None:
-    """The least cost at which a job starts alone, and where; None if it does not fit.
+    ledger: Ledger, shape: JobShape, weights: ObjectiveWeights, evaluator: Evaluator
+) -> Place | None:
+    """Where a job costs least if it starts alone; None if it does not fit.
 
     Costs of distinct nodes add up, so the cheapest nodes for each share size of a cut are the
     cheapest set, as long as the sizes do not compete for nodes; None as well if they could.
@@ -32,15 +32,17 @@ def cheapest_place(
             if found is None:
                 continue
             node_cost, left, place = found
-            candidate = (node_cost + job_cost(shape, place, ledger, weights), left, place)
+            candidate = (node_cost + evaluator.job_cost(shape, place), left, place)
             if best is None or candidate < best:
                 best = candidate
-    return None if best is None else (best[0], best[2])
+    return None if best is None else best[2]
 
 
 def _type_sets(shape: JobShape, ledger: Ledger) -> list[tuple[tuple[str, ...], int]]:
     if shape.mixes_types:
-        largest = max((ledger.largest(shape.partition, t) for t in shape.gpu_types), default=0)
+        largest = max(
+            (ledger.largest(shape.partition, t) for t in shape.gpu_types), default=0
+        )
         return [(shape.gpu_types, largest)]
     return [((t,), ledger.largest(shape.partition, t) if t else 0) for t in shape.gpu_types]
 
@@ -53,9 +55,10 @@ def _cheapest_nodes(
     weights: ObjectiveWeights,
 ) -> tuple[float, float, Place] | None:
     gpus, count = part
+    need = need_of(shape, gpus, gpu_type)
     nodes = sorted(
-        (*_node_cost(state, after, shape, gpu_type, weights), name)
-        for state, after, names in ledger.with_room(shape, gpus, gpu_type)
+        (*_node_cost(state, need, shape, weights), name)
+        for state, _, names in ledger.with_room(shape, gpus, gpu_type)
         for name in names[:count]
     )[:count]
     if len(nodes) < count:
@@ -65,15 +68,13 @@ def _cheapest_nodes(
 
 
 def _node_cost(
-    state: NodeState,
-    after: NodeState,
-    shape: JobShape,
-    gpu_type: str,
-    weights: ObjectiveWeights,
+    state: NodeState, need: Need, shape: JobShape, weights: ObjectiveWeights
 ) -> tuple[float, float]:
+    after = state.after(need)
+    assert after is not None
     change = weights.of_state(after) - weights.of_state(state)
-    if gpu_type:
-        return change, float(after.free_of(gpu_type))
+    if need.gpus:
+        return change, float(after.free_of(need.gpu_type))
     return change + weights.of_share(shape, state), float(sum(state.free))
 
 

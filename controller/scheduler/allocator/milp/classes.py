@@ -16,7 +16,7 @@ from math import gcd
 from typing import NamedTuple
 
 from controller.scheduler.index import Names, NodeKind, NodeState, Room, less
-from controller.scheduler.ledger import Ledger, need_of
+from controller.scheduler.ledger import Ledger
 from controller.scheduler.shape import JobShape
 
 AMPLE = -1
@@ -191,14 +191,13 @@ def _could_double(shape: JobShape, ledger: Ledger) -> bool:
         return True
     if shape.nodes < 2:
         return False
-    for gpu_type in shape.gpu_types:
-        need = need_of(shape, shape.gpus // shape.nodes, gpu_type)
-        if any(
-            after.after(need) is not None
-            for _, after, _ in ledger.with_room(shape, need.gpus, gpu_type)
-        ):
-            return True
-    return False
+    share = shape.gpus // shape.nodes
+    return not share or any(
+        # CPUs and memory are not looked at: they may be left out of the state as ample.
+        at is not None and state.free[at] >= 2 * share
+        for gpu_type in shape.gpu_types
+        for state, at, _ in ledger.with_room(shape, share, gpu_type)
+    )
 
 
 def _options(

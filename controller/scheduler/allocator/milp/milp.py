@@ -33,9 +33,8 @@ from controller.scheduler.allocator.milp.network import NetworkTooLarge, build_n
 from controller.scheduler.allocator.milp.solvers import MilpSolver, Solution, SolveStatus
 from controller.scheduler.allocator.objective import (
     TOLERANCE,
-    ObjectiveValue,
+    Evaluator,
     ObjectiveWeights,
-    evaluate,
 )
 from controller.scheduler.index import index_of
 from controller.scheduler.ledger import Ledger, Place
@@ -98,6 +97,7 @@ class _Search:
         """As they are before any start; never booked."""
         self.free = Ledger(self.index, cluster.rooms)
         """As the cluster is before any start; never booked."""
+        self.evaluator = Evaluator(ranked, self.shapes, self.index, settings.weights)
         self.candidates = self._that_fit_alone(ranked[: settings.window])
         self.places = pack(self.candidates, self.shapes, self.free.copy(), self.quotas.copy())
         """The incumbent."""
@@ -110,9 +110,12 @@ class _Search:
         with suppress(_Stopped):  # then the incumbent stands; cut_short or fallback says why
             self._reduce_cost(self._settle_starts())
         best = self._with_the_rest(self.places)
-        if self._value(greedy).is_better_than(self._value(best)):
-            best = greedy
-        placement = finish(best, self.ranked, self.shapes, self.cluster, self.settings.weights)
+        value = self.evaluator.value(best)
+        if best != greedy:
+            greedy_value = self.evaluator.value(greedy)
+            if greedy_value.is_better_than(value):
+                best, value = greedy, greedy_value
+        placement = finish(best, self.shapes, self.index, self.evaluator, value)
         return replace(
             placement, cut_short=self.cut_short, fallback=self.fallback, solve_s=self.solved_s
         )
@@ -207,7 +210,7 @@ class _Search:
         if going != kept:
             ledger, left = self._booked(places)
             found = places | pack(later, self.shapes, ledger, left)
-            if self._value(found).is_better_than(self._value(self.places)):
+            if self.evaluator.value(found).is_better_than(self.evaluator.value(self.places)):
                 self.places = found
         if not is_proven:
             raise _Stopped
@@ -219,12 +222,13 @@ class _Search:
             return
         shapes = [self._shape(entry) for entry in settled]
         if len(settled) == 1:
-            cheapest = cheapest_place(self.free, shapes[0], self.settings.weights)
+            weights = self.settings.weights
+            cheapest = cheapest_place(self.free, shapes[0], weights, self.evaluator)
             if cheapest is not None:
-                self._take_if_better({settled[0].job.job_id: cheapest[1]})
+                self._take_if_better({settled[0].job.job_id: cheapest})
                 return
         least = cost_lower_bound(self.free, shapes, self.settings.weights)
-        if least is not None and self._value(self.places).cost <= least + TOLERANCE:
+        if least is not None and self.evaluator.value(self.places).cost <= least + TOLERANCE:
             return
         places, _ = self._solve(settled, {}, ())
         self._take_if_better(places)
@@ -289,7 +293,7 @@ class _Search:
         return self.settings.time_limit_s - max(passed_s, self.solved_s)
 
     def _take_if_better(self, places: Mapping[int, Place]) -> None:
-        if self._value(places).is_better_than(self._value(self.places)):
+        if self.evaluator.value(places).is_better_than(self.evaluator.value(self.places)):
             order = [entry.job.job_id for entry in self.candidates]
             self.places = {job_id: places[job_id] for job_id in order if job_id in places}
 
@@ -310,9 +314,6 @@ class _Search:
             found |= pack(later, self.shapes, *self._booked(places))
         ids = (entry.job.job_id for entry in chain(self.ranked))
         return {job_id: found[job_id] for job_id in ids if job_id in found}
-
-    def _value(self, places: Mapping[int, Place]) -> ObjectiveValue:
-        return evaluate(places, self.ranked, self.shapes, self.index, self.settings.weights)
 
 
 def _quota_rows(block: Sequence[RankedJob], quotas: Quotas) -> list[tuple[int, Mapping[int, int]]]:
