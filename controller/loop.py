@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from controller.scheduler import cycle
 from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.backfill import Backfill
 from controller.scheduler.prioritizer.protocol import Prioritizer
 from controller.scheduler.types import Decision
 from controller.service import Service
@@ -34,6 +35,7 @@ class SchedulingLoop:
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         window: int = DEFAULT_WINDOW,
+        backfill: Backfill = Backfill.EASY,
         min_interval_s: float = 0.005,
     ) -> None:
         """`min_interval_s` is the least time from the start of a cycle to the next one's."""
@@ -41,6 +43,7 @@ class SchedulingLoop:
         self._prioritizer = prioritizer
         self._allocator = allocator
         self._window = window
+        self._backfill = backfill
         self._monotonic = monotonic
         self._sleep = sleep
         self._min_interval_s = min_interval_s
@@ -105,4 +108,5 @@ class SchedulingLoop:
             prioritizer=self._prioritizer,
             allocator=self._allocator,
             window=self._window,
+            backfill=self._backfill,
         )

@@ -151,9 +151,17 @@ def _reserve(
         return None
     return replace(
         cluster,
-        reservations=tuple(planned.reservation for planned in timeline.planned),
+        reservations=tuple(
+            replace(planned.reservation, ahead=_ahead(ranked, planned.reservation.job_id))
+            for planned in timeline.planned
+        ),
         rooms=timeline.rooms(),
     )
+
+
+def _ahead(ranked: Sequence[RankedJob], job_id: int) -> frozenset[int]:
+    ids = [entry.job.job_id for entry in ranked]
+    return frozenset(ids[: ids.index(job_id)])
 
 
 def _respects(

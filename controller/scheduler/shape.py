@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 
 from controller.scheduler.index import ClusterIndex
 from controller.scheduler.types import ClusterView, RankedJob, WaitingJob
@@ -197,18 +196,16 @@ def shapes_of(
     ranked: Iterable[RankedJob], cluster: ClusterView, shapes: ShapeIndex, now_s: float
 ) -> dict[int, JobShape]:
     """The shape of each job, by id, with the reservations that it would outlast."""
-    begins_s = [reservation.begins_s for reservation in cluster.reservations]
     return {
         entry.job.job_id: shapes.of(
-            entry.job, outlasted(begins_s, now_s + entry.job.planned_run_s) if begins_s else 0
+            entry.job,
+            sum(
+                reservation.binds(entry.job.job_id, now_s + entry.job.planned_run_s)
+                for reservation in cluster.reservations
+            ),
         )
         for entry in ranked
     }
-
-
-def outlasted(begins_s: Iterable[float], ends_s: float) -> int:
-    """How many of the reservations, in order of their begin, a job that ends then outlasts."""
-    return sum(at_s < ends_s or at_s == ends_s == inf for at_s in begins_s)
 
 
 def _with_slowness(choices: tuple[TypeChoice, ...], index: ClusterIndex) -> tuple[TypeChoice, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from controller.scheduler.allocator.greedy import find_place
 from controller.scheduler.index import ClusterIndex, Need, NodeState, Room, index_of
 from controller.scheduler.ledger import Ledger, Place, need_of
-from controller.scheduler.shape import JobShape, outlasted
+from controller.scheduler.shape import JobShape
 from controller.scheduler.types import ClusterView, Reservation, RunningJob
 
 OVERRUN_S = 1.0
@@ -158,9 +158,7 @@ class Timeline:
         return self._state(node, at_s)._replace(rooms=tuple(rooms))
 
     def _place_at(self, ledger: Ledger, shape: JobShape, at_s: float, run_s: float) -> Place | None:
-        outlasts = outlasted(
-            [planned.reservation.begins_s for planned in self.planned], at_s + run_s
-        )
+        outlasts = sum(planned.reservation.binds(-1, at_s + run_s) for planned in self.planned)
         return find_place(ledger, shape.with_outlasts(outlasts))
 
 

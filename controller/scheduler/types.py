@@ -129,7 +129,19 @@ class Reservation:
     begins_s: float
     nodes: tuple[str, ...]
     after_job_id: int | None = None
-    """The running job whose end makes the room, if there is a single one that comes last."""
+    """The job whose end makes the room."""
+    ahead: frozenset[int] = frozenset()
+    """Jobs before it in the order."""
+
+    def binds(self, job_id: int, ends_s: float) -> bool:
+        """Whether a job that would start now and end then must leave the reserved room.
+
+        Where nobody knows when the reserved job begins, nothing can be said of the jobs before
+        it; those behind it that could run as long must leave the room.
+        """
+        if self.begins_s == inf:
+            return ends_s == inf and job_id not in self.ahead
+        return self.begins_s < ends_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controller.glpsol import find_glpsol
 from controller.scheduler.allocator.greedy import GreedyAllocator
 from controller.scheduler.allocator.milp.milp import MilpAllocator
 from controller.scheduler.allocator.milp.solvers import SolveStatus
@@ -24,6 +23,7 @@ from controller.scheduler.types import (
     WaitingJob,
     WaitReason,
 )
+from controller.solvers.glpsol import find_glpsol
 from protos.messages import JobSpec
 
 TYPES = ("P100", "T4", "V100-16GB")

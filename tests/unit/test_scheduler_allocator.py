@@ -11,7 +11,6 @@ from pathlib import Path
 import pyomo.environ as pyo
 import pytest
 
-from controller.glpsol import Glpsol, find_glpsol
 from controller.scheduler.allocator.greedy import GreedyAllocator
 from controller.scheduler.allocator.milp.bounds import cost_lower_bound
 from controller.scheduler.allocator.milp.classes import AMPLE, make_problem
@@ -35,6 +34,7 @@ from controller.scheduler.types import (
     Start,
     WaitingJob,
 )
+from controller.solvers.glpsol import Glpsol, find_glpsol
 from protos.messages import JobSpec
 
 GIB = 1024**3
@@ -411,7 +411,7 @@ def test_glpsol_reports_limit_infeasible_and_optimal():
 
 def test_load_pyomo_leaves_nothing_to_load_for_the_first_solve():
     code = (
-        "import sys, controller.glpsol as g\n"
+        "import sys, controller.solvers.glpsol as g\n"
         "assert 'pyomo' not in sys.modules\n"
         "g.load_pyomo()\n"
         "print('pyomo.environ' in sys.modules, 'pyomo.repn.plugins.lp_writer' in sys.modules)"

@@ -40,9 +40,7 @@ def cheapest_place(
 
 def _type_sets(shape: JobShape, ledger: Ledger) -> list[tuple[tuple[str, ...], int]]:
     if shape.mixes_types:
-        largest = max(
-            (ledger.largest(shape.partition, t) for t in shape.gpu_types), default=0
-        )
+        largest = max((ledger.largest(shape.partition, t) for t in shape.gpu_types), default=0)
         return [(shape.gpu_types, largest)]
     return [((t,), ledger.largest(shape.partition, t) if t else 0) for t in shape.gpu_types]
 

@@ -1,7 +1,7 @@
 """The small interface behind which a solver of mixed-integer programs stands.
 
 The core builds the model; whoever owns processes and libraries (the shell) solves it, so nothing
-here starts a program. `controller.glpsol` runs GLPK's command line solver.
+here starts a program. `controller.solvers.glpsol` runs GLPK's command line solver.
 """
 
 from __future__ import annotations
