@@ -27,7 +27,7 @@ from controller.dispatch import Dispatch
 from controller.gateway import Gateway
 from controller.loop import SchedulingLoop
 from controller.scheduler.allocator.protocol import Allocator
-from controller.scheduler.policies import make_allocator, make_prioritizer
+from controller.scheduler.policies import NEED_SOLVER, make_allocator, make_prioritizer
 from controller.service import Service
 from controller.solvers import SolverMissing, make_solver
 from controller.solvers.glpsol import load_pyomo
@@ -159,7 +159,7 @@ def _allocator(config: ControllerConfig) -> Allocator:
     Raises:
         SolverMissing: a solver was asked for by name that cannot be loaded.
     """
-    if config.allocator != "milp":
+    if config.allocator not in NEED_SOLVER:
         return make_allocator(config.allocator, aim=config.aim)
     load_pyomo()  # now, so that no decision has to wait for it
     solver, missing = None, ""

@@ -9,12 +9,14 @@ from controller.scheduler.allocator.milp.milp import MilpAllocator, no_clock
 from controller.scheduler.allocator.milp.solvers import MilpSolver
 from controller.scheduler.allocator.objective import PRESETS
 from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.allocator.published import rltune
 from controller.scheduler.prioritizer.heuristics import Fcfs, ShortestJobFirst, SmallestFirst
 from controller.scheduler.prioritizer.multifactor import Multifactor, MultifactorWeights
 from controller.scheduler.prioritizer.protocol import Prioritizer
 
 PRIORITIZERS = ("fcfs", "multifactor", "sjf", "smallest")
-ALLOCATORS = ("greedy", "milp", "worst-fit")
+ALLOCATORS = ("greedy", "milp", "rltune", "rltune-mended", "rltune-tier1", "worst-fit")
+NEED_SOLVER = frozenset({"milp", "rltune", "rltune-mended"})
 AIMS = tuple(sorted(PRESETS))
 DEFAULT_AIM = "completion-time"
 DEFAULT_TIME_LIMIT_S = 0.2
@@ -53,7 +55,8 @@ def make_allocator(
 
     Args:
         name: one of `ALLOCATORS`.
-        solver: for `milp`; without one its decisions fall back to greedy's where a solver is due.
+        solver: for `milp` (without one its decisions fall back to greedy's where a solver is due)
+            and `rltune` (falls back to the first way).
         no_solver: why there is none, told in `Placement.fallback`.
         time_limit_s: for `milp`: one decision as a whole.
         joint_jobs: for `milp`: how many jobs of the order are placed jointly.
@@ -71,6 +74,8 @@ def make_allocator(
             return GreedyAllocator(PRESETS[aim])
         case "worst-fit":
             return GreedyAllocator(PRESETS[aim], packs=False, name=name)
+        case "rltune" | "rltune-mended" | "rltune-tier1":
+            return rltune(solver, name)
         case "milp":
             return MilpAllocator(
                 solver,

@@ -544,7 +544,7 @@ def test_verify_finds_each_broken_rule(starts, message):
 
 
 def test_unknown_allocator_names_those_that_exist():
-    with pytest.raises(ValueError, match="'best'; there are greedy, milp"):
+    with pytest.raises(ValueError, match="'best'; there are greedy, milp, rltune"):
         make_allocator("best")
 
 
