@@ -40,6 +40,7 @@ from controller.scheduler.types import (
     WaitingJob,
 )
 from controller.solvers import SolverMissing, make_solver
+from controller.solvers.glpsol import load_pyomo
 from protos.messages import JobSpec
 
 GIB = 1024**3
@@ -208,6 +209,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     allocators = make_allocators()
     chosen = {n: a for n, a in allocators.items() if not options.only or n in options.only}
     print("allocator | jobs | nodes | load | p50_ms | p99_ms | starts | cut_short | runs")
+    load_pyomo()
+    gc.freeze()  # as the controller does
     rows = run(chosen, options.runs, quick=options.quick, tell=lambda line: print(line, flush=True))
     compared = against_published(max(5, options.runs // 2), allocators)
     print(json.dumps(compared, indent=2))

@@ -9,6 +9,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -162,6 +163,7 @@ def _allocator(config: ControllerConfig) -> Allocator:
     if config.allocator not in NEED_SOLVER:
         return make_allocator(config.allocator, aim=config.aim)
     load_pyomo()  # now, so that no decision has to wait for it
+    gc.freeze()  # what is loaded stays: a collection during a decision need not walk it
     solver, missing = None, ""
     try:
         solver = make_solver(config.solver)

@@ -40,23 +40,15 @@ class GreedyAllocator:
         ledger, quotas = Ledger(index, cluster.rooms), Quotas(cluster)
         places = pack(ranked, shapes, ledger, quotas, packs=self.packs)
         evaluator = Evaluator(ranked, shapes, index, self.weights)
-        return finish(places, shapes, index, evaluator, evaluator.value(places))
+        return finish(places, index, evaluator, evaluator.value(places))
 
 
 def finish(
-    places: Mapping[int, Place],
-    shapes: Mapping[int, JobShape],
-    index: ClusterIndex,
-    evaluator: Evaluator,
-    value: ObjectiveValue,
+    places: Mapping[int, Place], index: ClusterIndex, evaluator: Evaluator, value: ObjectiveValue
 ) -> Placement:
     """The answer of an allocator that chose these places, of this value: GPUs and terms."""
-    ledger = Ledger(index)
-    terms = {}
-    for job_id, place in places.items():
-        terms[job_id] = evaluator.terms(shapes[job_id], place, ledger)
-        ledger.take(shapes[job_id], place)
-    return Placement(make_starts(places, index, terms), value.as_float(), cost=value.cost)
+    starts = make_starts(places, index, evaluator.terms(places))
+    return Placement(starts, value.as_float(), cost=value.cost)
 
 
 def pack(

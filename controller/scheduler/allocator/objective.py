@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.scheduler.index import ClusterIndex, NodeState, index_of
-from controller.scheduler.ledger import Ledger, Place, need_of, place_of
+from controller.scheduler.ledger import Place, Share, need_of, place_of
 from controller.scheduler.shape import JobShape, ShapeIndex
 from controller.scheduler.types import ClusterView, RankedJob, Start
 
@@ -123,11 +123,22 @@ class Evaluator:
             cost += self.job_cost(shape, place)
             for share in place:
                 before = states.get(share.node) or self._index.state_of[share.node]
-                after = before.after(need_of(shape, share.gpus, share.gpu_type))
-                assert after is not None, f"{share} has no room for {shape}"
+                after = _after(before, shape, share)
                 cost += self._weights.of_state(after) - self._weights.of_state(before)
                 states[share.node] = after
         return ObjectiveValue(tuple(job_id in places for job_id in self._order), cost)
+
+    def terms(self, places: Mapping[int, Place]) -> dict[int, Mapping[str, float]]:
+        """Why each place, in numbers, as it looks just before the job is booked there."""
+        states: dict[str, NodeState] = {}
+        terms = {}
+        for job_id, place in places.items():
+            shape = self._shapes[job_id]
+            here = [states.get(share.node) or self._index.state_of[share.node] for share in place]
+            terms[job_id] = self._terms_of(shape, place, here)
+            for share, state in zip(place, here, strict=True):
+                states[share.node] = _after(state, shape, share)
+        return terms
 
     def job_cost(self, shape: JobShape, place: Place) -> float:
         """What a job's place costs by itself, whatever is left on the nodes."""
@@ -142,9 +153,9 @@ class Evaluator:
             )
         return cost + weights.spread * (len(place) - self._fewest_nodes(shape, place))
 
-    def terms(self, shape: JobShape, place: Place, ledger: Ledger) -> Mapping[str, float]:
-        """Why this place, in numbers, as it looks just before the job is booked there."""
-        states = [ledger.state_of(share.node) for share in place]
+    def _terms_of(
+        self, shape: JobShape, place: Place, states: Sequence[NodeState]
+    ) -> Mapping[str, float]:
         if not shape.gpus:
             return {"free_gpus_on_node": float(sum(sum(state.free) for state in states))}
         left = change = 0
@@ -174,6 +185,12 @@ class Evaluator:
             return shape.nodes
         types = shape.gpu_types if shape.mixes_types else (place[0].gpu_type,)
         return -(-shape.gpus // max(self._index.largest(shape.partition, t) for t in types))
+
+
+def _after(state: NodeState, shape: JobShape, share: Share) -> NodeState:
+    after = state.after(need_of(shape, share.gpus, share.gpu_type))
+    assert after is not None, f"{share} has no room for {shape}"
+    return after
 
 
 def value_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -88,10 +89,10 @@ def cost_lower_bound(
     if weights.imbalance or any(shape.nodes == 0 and shape.gpus for shape in starting):
         return None
     bound = 0.0
-    for shape in starting:
+    for shape, count in Counter(starting).items():
         if shape.gpus:
             share = shape.gpus // shape.nodes
-            bound += min(
+            bound += count * min(
                 (
                     weights.of_type(shape, gpu_type)
                     for gpu_type in shape.gpu_types

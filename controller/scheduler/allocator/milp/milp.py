@@ -34,6 +34,7 @@ from controller.scheduler.allocator.milp.solvers import MilpSolver, Solution, So
 from controller.scheduler.allocator.objective import (
     TOLERANCE,
     Evaluator,
+    ObjectiveValue,
     ObjectiveWeights,
 )
 from controller.scheduler.index import index_of
@@ -101,6 +102,7 @@ class _Search:
         self.candidates = self._that_fit_alone(ranked[: settings.window])
         self.places = pack(self.candidates, self.shapes, self.free.copy(), self.quotas.copy())
         """The incumbent."""
+        self._known_value: tuple[Mapping[int, Place], ObjectiveValue] | None = None
         self.solved_s = 0.0
         self.cut_short = False
         self.fallback = ""
@@ -110,12 +112,12 @@ class _Search:
         with suppress(_Stopped):  # then the incumbent stands; cut_short or fallback says why
             self._reduce_cost(self._settle_starts())
         best = self._with_the_rest(self.places)
-        value = self.evaluator.value(best)
-        if best != greedy:
-            greedy_value = self.evaluator.value(greedy)
+        value = self._value(best)
+        if self.cut_short or self.fallback or len(self.ranked) > self.settings.window:
+            greedy_value = self._value(greedy)
             if greedy_value.is_better_than(value):
                 best, value = greedy, greedy_value
-        placement = finish(best, self.shapes, self.index, self.evaluator, value)
+        placement = finish(best, self.index, self.evaluator, value)
         return replace(
             placement, cut_short=self.cut_short, fallback=self.fallback, solve_s=self.solved_s
         )
@@ -210,7 +212,7 @@ class _Search:
         if going != kept:
             ledger, left = self._booked(places)
             found = places | pack(later, self.shapes, ledger, left)
-            if self.evaluator.value(found).is_better_than(self.evaluator.value(self.places)):
+            if self._value(found).is_better_than(self._value(self.places)):
                 self.places = found
         if not is_proven:
             raise _Stopped
@@ -228,7 +230,7 @@ class _Search:
                 self._take_if_better({settled[0].job.job_id: cheapest})
                 return
         least = cost_lower_bound(self.free, shapes, self.settings.weights)
-        if least is not None and self.evaluator.value(self.places).cost <= least + TOLERANCE:
+        if least is not None and self._value(self.places).cost <= least + TOLERANCE:
             return
         places, _ = self._solve(settled, {}, ())
         self._take_if_better(places)
@@ -293,9 +295,16 @@ class _Search:
         return self.settings.time_limit_s - max(passed_s, self.solved_s)
 
     def _take_if_better(self, places: Mapping[int, Place]) -> None:
-        if self.evaluator.value(places).is_better_than(self.evaluator.value(self.places)):
+        incumbent = self._value(self.places)
+        if self._value(places).is_better_than(incumbent):
             order = [entry.job.job_id for entry in self.candidates]
             self.places = {job_id: places[job_id] for job_id in order if job_id in places}
+
+    def _value(self, places: Mapping[int, Place]) -> ObjectiveValue:
+        """The value of places; the last one asked for is remembered."""
+        if self._known_value is None or self._known_value[0] != places:
+            self._known_value = (dict(places), self.evaluator.value(places))
+        return self._known_value[1]
 
     def _booked(self, places: Mapping[int, Place]) -> tuple[Ledger, Quotas]:
         ledger, quotas = self.free.copy(), self.quotas.copy()

@@ -79,16 +79,13 @@ class _Builder:
     def build(self, quotas: Sequence[Quota]) -> AllocationModel:
         model = pyo.ConcreteModel()
         arcs = self.network.arcs
-        model.take = pyo.Var(
-            range(len(arcs)),
-            domain=pyo.NonNegativeIntegers,
-            bounds=lambda _, a: (0, arcs[a].most),
-        )
-        model.pick = pyo.Var(
-            self.picked,
-            domain=pyo.NonNegativeIntegers,
-            bounds=lambda _, o: (0, len(self.problem.groups[self._group_of(o)].job_ids)),
-        )
+        model.take = pyo.Var(range(len(arcs)), domain=pyo.NonNegativeIntegers)
+        for a, arc in enumerate(arcs):
+            model.take[a].setub(arc.most)  # quicker than a rule
+        model.pick = pyo.Var(self.picked, domain=pyo.NonNegativeIntegers)
+        for o in self.picked:
+            group = self.problem.groups[self.problem.options[o].group]
+            model.pick[o].setub(len(group.job_ids))
         model.go = pyo.Var(list(self.start_weights), domain=pyo.Binary)
         model.rows = pyo.ConstraintList()
         self._add_flow(model)
@@ -102,9 +99,6 @@ class _Builder:
             *(model.go[job_id] for job_id in self.start_weights),
         )
         return AllocationModel(model, variables, tuple(self.picked))
-
-    def _group_of(self, option: int) -> int:
-        return self.problem.options[option].group
 
     def _state_cost(self, vertex: Vertex) -> float:
         kind = self.problem.classes[vertex.node_class].kind
