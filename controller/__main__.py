@@ -28,6 +28,7 @@ from controller.dispatch import Dispatch
 from controller.gateway import Gateway
 from controller.loop import SchedulingLoop
 from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.cycle import Scheduler
 from controller.scheduler.policies import NEED_SOLVER, make_allocator, make_prioritizer
 from controller.service import Service
 from controller.solvers import SolverMissing, make_solver
@@ -60,7 +61,7 @@ class CannotListen(RuntimeError):
     """The address cannot be listened on."""
 
 
-async def run(config: ControllerConfig, store: Store, allocator: Allocator) -> None:
+async def run(config: ControllerConfig, store: Store, scheduler: Scheduler) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -71,22 +72,15 @@ async def run(config: ControllerConfig, store: Store, allocator: Allocator) -> N
         store,
         dispatch,
         cluster=config.cluster,
-        policy=config.policy,
-        allocator=config.allocator,
+        scheduler=scheduler,
+        config=config.cluster_config,
         version=version("rltune-testbed"),
         lease_s=config.lease_s,
         heartbeat_s=config.heartbeat_s,
         now=time.time,
         monotonic=time.monotonic,
     )
-    scheduling = SchedulingLoop(
-        service,
-        make_prioritizer(config.policy),
-        allocator,
-        backfill=config.backfill,
-        monotonic=time.monotonic,
-        sleep=asyncio.sleep,
-    )
+    scheduling = SchedulingLoop(service, scheduler, monotonic=time.monotonic, sleep=asyncio.sleep)
     healthy = health.aio.HealthServicer()
     gateway = Gateway(service, dispatch)
     server, address = _bind(config, service, gateway, healthy)
@@ -190,9 +184,9 @@ def main() -> int:
         stream=sys.stderr,
     )
     try:
-        allocator = _allocator(config)
+        scheduler = Scheduler(make_prioritizer(config.policy), _allocator(config), config.backfill)
         with Store.open(config.state_dir) as store:
-            uvloop.run(run(config, store, allocator))
+            uvloop.run(run(config, store, scheduler))
     except (CannotListen, SolverMissing, StoreUnavailable, OSError) as error:
         log.error("%s", error)
         return 2

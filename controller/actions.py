@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.core import Core
 from controller.errors import Rejected
@@ -66,13 +66,12 @@ class Actions:
                 request = (item.spec.user, item.request_id)
                 known = transaction.requests.get(request)
                 if known is None:
-                    _check_fits(item, cluster, position=len(job_ids), count=len(items))
+                    spec = core.config.admit(item.spec)
+                    check_fits(replace(item, spec=spec), cluster, len(job_ids), len(items))
                     transaction.last_job_id += 1
                     known = transaction.last_job_id
                     transaction.requests[request] = known
-                    transaction.apply(
-                        JobSubmitted(known, item.request_id, item.spec, core.now(), actor)
-                    )
+                    transaction.apply(JobSubmitted(known, item.request_id, spec, core.now(), actor))
                 job_ids.append(known)
             return job_ids
 
@@ -143,7 +142,12 @@ def _requeue_words(before: Job, after: Job) -> str:
     return f"now {after.state}" if before.state is not after.state else "being stopped to run again"
 
 
-def _check_fits(item: Submission, cluster: ClusterView, position: int, count: int) -> None:
+def check_fits(item: Submission, cluster: ClusterView, position: int = 0, count: int = 1) -> None:
+    """Refuses a job that no known node could ever hold.
+
+    Raises:
+        Rejected: which of `count` jobs it is, why, and how to mend it.
+    """
     if item.allow_infeasible:
         return
     why = feasibility.never_fits(item.spec, cluster)

@@ -38,6 +38,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 
+_REFUSALS = {
+    "no_partition": grpc.StatusCode.INVALID_ARGUMENT,
+    "not_allowed": grpc.StatusCode.PERMISSION_DENIED,
+}
+"""Statuses of refused submissions, where it is another than FAILED_PRECONDITION."""
+
+
 class ControllerApi(rltune_pb2_grpc.ControllerServicer):
     """Serves the Controller service of protos/rltune.proto."""
 
@@ -226,6 +233,17 @@ class ControllerApi(rltune_pb2_grpc.ControllerServicer):
             await _abort_no_job(context, request.job_id)
         return to_pb(explanation, rltune_pb2.Explanation)
 
+    async def ForecastJob(
+        self, request: rltune_pb2.ForecastJobRequest, context: Context
+    ) -> rltune_pb2.Forecast:
+        """When and where a job would start."""
+        try:
+            spec = valid_job_spec(request.spec, "spec")
+        except InvalidMessage as error:
+            await _abort_invalid(context, error)
+        told = await _answered(self._service.forecast(spec), context)
+        return to_pb(told, rltune_pb2.Forecast)
+
 
 def _submission(request: rltune_pb2.SubmitJobRequest, path: str) -> Submission:
     if not 0 < len(request.request_id.encode()) <= MAX_REQUEST_ID_BYTES:
@@ -261,7 +279,7 @@ async def _answered(wish: Awaitable[T], context: Context) -> T:
     except Rejected as error:
         await _abort(
             context,
-            grpc.StatusCode.FAILED_PRECONDITION,
+            _REFUSALS.get(error.code, grpc.StatusCode.FAILED_PRECONDITION),
             str(error),
             code=error.code,
             hint=error.hint,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from controller.partitions import ClusterConfig, ConfigProblem, load_config
 from controller.scheduler.backfill import Backfill
 from controller.scheduler.policies import AIMS, ALLOCATORS, DEFAULT_AIM, PRIORITIZERS
 from controller.solvers import SOLVERS
@@ -30,6 +31,7 @@ class ControllerConfig:
     solver: str
     aim: str
     backfill: Backfill
+    cluster_config: ClusterConfig
     lease_s: float
     heartbeat_s: float
 
@@ -87,6 +89,12 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         help="what jobs behind one that cannot start may do (default: %(default)s)",
     )
     parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML with partitions and GPU speeds (docs/partitions.md)",
+    )
+    parser.add_argument(
         "--lease",
         type=float,
         default=10.0,
@@ -118,6 +126,10 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         state_dir = (args.state_dir or default_state_dir()).expanduser().absolute()
     except (OSError, RuntimeError) as error:  # the current folder or the home is gone
         parser.error(f"--state-dir: give an absolute path ({error})")
+    try:
+        cluster_config = load_config(args.config) if args.config else ClusterConfig()
+    except ConfigProblem as error:
+        parser.error(f"--config: {error}")
     return ControllerConfig(
         host=host,
         port=port,
@@ -128,6 +140,7 @@ def parse_args(argv: list[str] | None = None) -> ControllerConfig:
         solver=args.solver,
         aim=args.aim,
         backfill=Backfill(args.backfill),
+        cluster_config=cluster_config,
         lease_s=args.lease,
         heartbeat_s=args.heartbeat,
     )

@@ -15,6 +15,7 @@ from controller.lifecycle.attempt import Attempt, AttemptKey
 from controller.lifecycle.job import Job
 from controller.lifecycle.node import Node
 from controller.lifecycle.state import Changes
+from controller.partitions import ClusterConfig
 from controller.scheduler.types import Decision, WaitNote
 from controller.snapshot import SnapshotBuilder
 from controller.store.errors import StoreUnavailable
@@ -68,10 +69,12 @@ class Core:
         ended_usage: list[EndedUsage],
         dispatch: Dispatch,
         terms: Terms,
+        config: ClusterConfig,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         """Use `load`."""
+        self.config = config
         self.store = store
         self.state = loaded.state
         self.cluster_id = loaded.cluster_id
@@ -97,7 +100,7 @@ class Core:
         """Something happened that a scheduling cycle should see."""
         self._store_fails_since = ""
         self._fair_share = FairShare(terms.half_life_s, ended_usage)
-        self.snapshots = SnapshotBuilder(self.state, self._fair_share, self.is_connected)
+        self.snapshots = SnapshotBuilder(self.state, self._fair_share, self.is_connected, config)
         self._begin_terms()
 
     @classmethod
@@ -106,6 +109,7 @@ class Core:
         store: StoreThread,
         dispatch: Dispatch,
         terms: Terms,
+        config: ClusterConfig,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> Core:
@@ -123,6 +127,7 @@ class Core:
             await store.call(Store.ended_usage, since_s),
             dispatch,
             terms,
+            config,
             now,
             monotonic,
         )

@@ -84,4 +84,5 @@ class Dispatch:
             node_addresses=tuple("" if node is None else node.address for node in nodes),
             master_port=attempt.master_port,
             cluster=self._cluster,
+            gpus_by_node=tuple(len(r.gpu_uuids) for r in attempt.ranks),
         )

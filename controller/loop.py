@@ -7,16 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from controller.scheduler import cycle
-from controller.scheduler.allocator.protocol import Allocator
-from controller.scheduler.backfill import Backfill
-from controller.scheduler.prioritizer.protocol import Prioritizer
+from controller.scheduler.cycle import Scheduler
 from controller.scheduler.types import Decision
 from controller.service import Service
 from controller.snapshot import Snapshot
 
-DEFAULT_WINDOW = 128
-"""Jobs that one cycle looks at; RLTune's queue window."""
 RETRY_FIRST_S = 0.1
 RETRY_CAP_S = 10.0
 
@@ -29,21 +24,15 @@ class SchedulingLoop:
     def __init__(
         self,
         service: Service,
-        prioritizer: Prioritizer,
-        allocator: Allocator,
+        scheduler: Scheduler,
         *,
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
-        window: int = DEFAULT_WINDOW,
-        backfill: Backfill = Backfill.EASY,
         min_interval_s: float = 0.005,
     ) -> None:
         """`min_interval_s` is the least time from the start of a cycle to the next one's."""
         self._service = service
-        self._prioritizer = prioritizer
-        self._allocator = allocator
-        self._window = window
-        self._backfill = backfill
+        self._scheduler = scheduler
         self._monotonic = monotonic
         self._sleep = sleep
         self._min_interval_s = min_interval_s
@@ -101,12 +90,4 @@ class SchedulingLoop:
                 self._wake_after_s = max(0.0, decision.wake_at_s - snapshot.now_s - passed_s)
 
     def _decide(self, snapshot: Snapshot) -> Decision:
-        return cycle.decide(
-            snapshot.queue,
-            snapshot.cluster,
-            snapshot.now_s,
-            prioritizer=self._prioritizer,
-            allocator=self._allocator,
-            window=self._window,
-            backfill=self._backfill,
-        )
+        return self._scheduler.decide(snapshot.queue, snapshot.cluster, snapshot.now_s)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
-from controller.actions import ActionResult, Actions, Submission
+from controller.actions import ActionResult, Actions, Submission, check_fits
 from controller.agents import Agents
 from controller.core import Core, CycleStats, Terms
 from controller.dispatch import Dispatch
@@ -14,18 +14,23 @@ from controller.errors import NoSuchNode, Refused, Rejected
 from controller.lifecycle.attempt import Attempt
 from controller.lifecycle.events import NodeDrained, NodeResumed
 from controller.lifecycle.job import Job
+from controller.partitions import ClusterConfig
 from controller.placing import place_all
-from controller.scheduler.types import Decision
+from controller.scheduler.cycle import Scheduler
+from controller.scheduler.forecast import forecast
+from controller.scheduler.types import Decision, WaitingJob
 from controller.snapshot import Snapshot
 from controller.store.errors import StoreUnavailable
 from controller.store.store import JobFilter, Store
 from controller.store.thread import StoreThread
-from controller.views import explanation, job_view, node_view
+from controller.views import explanation, job_view, node_view, partition_views
 from protos.messages import (
     ClusterEvent,
     ClusterInfo,
     Explanation,
+    Forecast,
     Hello,
+    JobSpec,
     JobView,
     NodeFacts,
     NodeView,
@@ -47,6 +52,10 @@ __all__ = [
 ]
 
 
+NOT_SUBMITTED = 2**62
+"""Number of a job that is only asked about: after all others."""
+
+
 class Service:
     """One controller. `load` first, then `run` as a task for as long as anything is asked.
 
@@ -60,21 +69,21 @@ class Service:
         dispatch: Dispatch,
         *,
         cluster: str,
-        policy: str,
-        allocator: str,
+        scheduler: Scheduler,
         version: str,
         lease_s: float,
         heartbeat_s: float,
         now: Callable[[], float],
         monotonic: Callable[[], float],
+        config: ClusterConfig | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
         """Takes the open store over; it must be closed by its owner after `run` has ended."""
         self._store = StoreThread(store)
         self._dispatch = dispatch
         self._cluster = cluster
-        self._policy = policy
-        self._allocator = allocator
+        self._scheduler = scheduler
+        self._config = config or ClusterConfig()
         self._version = version
         self._terms = Terms(
             lease_s=lease_s, heartbeat_s=heartbeat_s, start_timeout_s=start_timeout_s
@@ -90,7 +99,7 @@ class Service:
             StoreUnavailable: it cannot be read.
         """
         self._core = await Core.load(
-            self._store, self._dispatch, self._terms, self._now, self._monotonic
+            self._store, self._dispatch, self._terms, self._config, self._now, self._monotonic
         )
         self._agents = Agents(self._core)
         self._actions = Actions(self._core)
@@ -115,7 +124,7 @@ class Service:
         A request id that was used before by the same user gives the id of the job it made.
 
         Raises:
-            Rejected: a job could never run here (`never_fits`).
+            Rejected: a job could never run here (`never_fits`), or its partition does not take it.
         """
         return await self._actions.submit(items, actor)
 
@@ -203,8 +212,8 @@ class Service:
         return ClusterInfo(
             cluster=self._cluster,
             version=self._version,
-            policy=self._policy,
-            allocator=self._allocator,
+            policy=self._scheduler.prioritizer.name,
+            allocator=self._scheduler.allocator.name,
             started_at_s=self._started_at_s,
             now_s=now_s,
             jobs_by_state={state: n for state, n in core.jobs_by_state.items() if n},
@@ -217,6 +226,7 @@ class Service:
             fallbacks=core.stats.fallbacks,
             last_error="; ".join(filter(None, (core.store_error, core.stats.last_error))),
             last_fallback=core.stats.last_fallback,
+            partitions=partition_views(self._config, core.snapshots.cluster(now_s)),
         )
 
     async def explain(self, job_id: int) -> Explanation | None:
@@ -225,6 +235,21 @@ class Service:
         if found is None:
             return None
         return explanation(job_view(self._core, *found), found[1], self._core.decision)
+
+    async def forecast(self, spec: JobSpec) -> Forecast:
+        """When and where a job would start if it were submitted now; nothing is queued.
+
+        Raises:
+            Rejected: it would be refused.
+        """
+        spec = self._config.admit(spec)
+        snapshot = self._core.snapshots.build(self._now())
+        check_fits(Submission("", spec), snapshot.cluster)
+        now_s = snapshot.now_s
+        job = WaitingJob(NOT_SUBMITTED, spec, now_s, now_s)
+        return await asyncio.to_thread(
+            forecast, job, snapshot.queue, snapshot.cluster, now_s, self._scheduler
+        )
 
     def watch(
         self,

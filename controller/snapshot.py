@@ -10,6 +10,7 @@ from controller.lifecycle.attempt import Attempt
 from controller.lifecycle.job import Job, excluded_nodes
 from controller.lifecycle.node import Node, reasons
 from controller.lifecycle.state import Changes, ClusterState, StateView, held_on
+from controller.partitions import ClusterConfig
 from controller.scheduler.index import ClusterIndex, index_of
 from controller.scheduler.types import (
     ClusterView,
@@ -36,7 +37,13 @@ class Snapshot:
     now_s: float
 
 
-def node_capacity(state: StateView, node: Node, *, is_connected: bool) -> NodeCapacity:
+def node_capacity(
+    state: StateView,
+    node: Node,
+    *,
+    is_connected: bool,
+    partitions: frozenset[str] = frozenset(),
+) -> NodeCapacity:
     """What a node has and what of it is free."""
     held_gpus: set[str] = set()
     cpus = memory_bytes = 0
@@ -50,7 +57,12 @@ def node_capacity(state: StateView, node: Node, *, is_connected: bool) -> NodeCa
     for gpu in node.facts.gpus:
         is_in_service = not node.gpu_reasons(gpu.uuid)
         is_free = is_in_service and gpu.uuid not in held_gpus
-        slots.append(GpuSlot(gpu.uuid, gpu.index, gpu.gpu_type, is_free, is_in_service))
+        slots.append(
+            GpuSlot(
+                *(gpu.uuid, gpu.index, gpu.gpu_type, is_free, is_in_service),
+                memory_bytes=gpu.memory_bytes or 0,
+            )
+        )
     against = reasons(node)
     if not is_connected and node.is_connected:
         against = (NOT_CONNECTED, *against)
@@ -64,6 +76,7 @@ def node_capacity(state: StateView, node: Node, *, is_connected: bool) -> NodeCa
         memory_free_bytes=node.facts.memory_bytes - memory_bytes,
         reasons=against,
         closed_word=_closed_word(node, is_connected=is_connected),
+        partitions=partitions,
     )
 
 
@@ -80,9 +93,15 @@ class SnapshotBuilder:
     """Keeps the parts of a snapshot and renews those that changed."""
 
     def __init__(
-        self, state: ClusterState, fair_share: FairShare, is_connected: Callable[[str], bool]
+        self,
+        state: ClusterState,
+        fair_share: FairShare,
+        is_connected: Callable[[str], bool],
+        config: ClusterConfig,
     ) -> None:
         """`is_connected` tells whether a node's agent has an open session."""
+        self._config = config
+        self._limits = config.limits
         self._state = state
         self._fair_share = fair_share
         self._is_connected = is_connected
@@ -124,7 +143,10 @@ class SnapshotBuilder:
             node = self._state.nodes.get(name)
             if node is not None:
                 self._nodes[name] = node_capacity(
-                    self._state, node, is_connected=self._is_connected(name)
+                    self._state,
+                    node,
+                    is_connected=self._is_connected(name),
+                    partitions=self._config.partitions_of(name),
                 )
         self._stale_nodes.clear()
         self._renew_jobs(now_s)
@@ -140,6 +162,8 @@ class SnapshotBuilder:
                 now_s,
             ),
             usage_at_s=now_s,
+            partitions=self._limits,
+            gpu_speed=self._config.gpu_speed,
         )
         self._index = index_of(view, self._index)
         return view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from controller.core import Core
 from controller.leases import Heard
@@ -10,8 +11,9 @@ from controller.lifecycle.attempt import Attempt, end_words
 from controller.lifecycle.job import Job
 from controller.lifecycle.node import Node, gpus_out_of_service, reasons, state_word
 from controller.lifecycle.state import StateView, held_on, lost_since_s
+from controller.partitions import ClusterConfig
 from controller.scheduler import explain
-from controller.scheduler.types import Decision, WaitNote, WaitReason
+from controller.scheduler.types import ClusterView, Decision, WaitNote, WaitReason
 from controller.snapshot import NOT_CONNECTED
 from protos.messages import (
     AttemptState,
@@ -21,6 +23,7 @@ from protos.messages import (
     JobState,
     JobView,
     NodeView,
+    PartitionView,
     RankView,
     Telemetry,
 )
@@ -178,8 +181,22 @@ def _explained_wait(
         terms = next((entry.terms for entry in entries), {})
     if not lines:
         lines = ("no scheduling cycle has looked at it yet",)
-    further = (*lines[1:], *map(end_words, attempts[-ENDS_TOLD:]))
+    further = (*lines[1:], *_when(decision, view.job_id), *map(end_words, attempts[-ENDS_TOLD:]))
     return Explanation(view.job_id, view.state, view.reason, lines[0], further, terms)
+
+
+def _when(decision: Decision | None, job_id: int) -> tuple[str, ...]:
+    """When it starts at the latest, as far as the last decision knew."""
+    note = None if decision is None else decision.waits.get(job_id)
+    if note is None or note.until_s is None:
+        return ()
+    at = datetime.fromtimestamp(note.until_s, UTC).isoformat(timespec="seconds")
+    at = at.replace("+00:00", "Z")
+    if note.reserved_nodes:
+        return (f"starts at {at} at the latest: jobs behind it leave the room",)
+    if note.reason is WaitReason.RESOURCES:
+        return (f"enough is free at {at} at the latest, if no other job takes it",)
+    return ()
 
 
 def node_view(
@@ -240,6 +257,29 @@ def _gpu_views(
                 job_id=holders.get(gpu.uuid),
                 healthy=not against,
                 reasons=against,
+            )
+        )
+    return tuple(views)
+
+
+def partition_views(config: ClusterConfig, cluster: ClusterView) -> tuple[PartitionView, ...]:
+    """The partitions with what is in them and what of it is in use."""
+    views = []
+    for rules in config.partitions:
+        nodes = [node for node in cluster.nodes if rules.name in node.partitions]
+        views.append(
+            PartitionView(
+                name=rules.name,
+                is_default=rules.is_default,
+                nodes=tuple(node.name for node in nodes),
+                nodes_up=sum(node.accepts_work for node in nodes),
+                gpus_total=sum(len(node.gpus) for node in nodes),
+                gpus_used=sum(job.gpus for job in cluster.running if job.partition == rules.name),
+                everybody=rules.allow_users is None,
+                allow_users=tuple(sorted(rules.allow_users or ())),
+                max_gpus=rules.max_gpus,
+                max_gpus_per_user=rules.max_gpus_per_user,
+                max_time_s=rules.max_time_s,
             )
         )
     return tuple(views)

@@ -80,6 +80,13 @@ def processes_per_node(order: LaunchOrder) -> int:
     return max(1, len(order.gpu_uuids))
 
 
+def _world_size(order: LaunchOrder) -> int:
+    """Training processes of the whole job; nodes may have unequal shares of its GPUs."""
+    if order.gpus_by_node:
+        return sum(max(1, gpus) for gpus in order.gpus_by_node)
+    return processes_per_node(order) * order.nnodes
+
+
 def _inherited(base_env: Mapping[str, str], node: JobPlace) -> dict[str, str]:
     kept = {k: v for k, v in base_env.items() if k in BASE_NAMES or k.startswith("LC_")}
     return {
@@ -102,7 +109,7 @@ def _defaults(order: LaunchOrder) -> dict[str, str]:
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "NPROC_PER_NODE": str(per_node),
         "PET_NPROC_PER_NODE": str(per_node),
-        "WORLD_SIZE": str(per_node * order.nnodes),
+        "WORLD_SIZE": str(_world_size(order)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(max(1, order.grace_s - SHUTDOWN_MARGIN_S))),
     }
 
@@ -129,6 +136,7 @@ def _rltune_variables(order: LaunchOrder, node: JobPlace) -> dict[str, str]:
         "RLTUNE_NNODES": str(order.nnodes),
         "RLTUNE_NODE_RANK": str(order.rank.node_rank),
         "RLTUNE_GPUS_ON_NODE": str(len(order.gpu_uuids)),
+        "RLTUNE_GPUS_BY_NODE": ",".join(map(str, order.gpus_by_node)),
         "RLTUNE_GPU_UUIDS": ",".join(order.gpu_uuids),
         "RLTUNE_GPU_NAME": order.gpu_type,
         "RLTUNE_CPUS": str(order.cpus),

@@ -296,6 +296,8 @@ class LaunchOrder:
     master_port: int
     """Port of rank 0; 0 lets the agent choose a free one (single-node attempts)."""
     cluster: str = "rltune"
+    gpus_by_node: tuple[int, ...] = ()
+    """How many GPUs each rank of the attempt has, in rank order."""
 
     @property
     def nnodes(self) -> int:
@@ -520,6 +522,44 @@ class ClusterEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A named set of nodes with rules of its own."""
+
+    name: str
+    is_default: bool
+    """Jobs that name no partition go here."""
+    nodes: tuple[str, ...]
+    """The known nodes in it."""
+    nodes_up: int
+    gpus_total: int
+    gpus_used: int
+    """Held by its jobs, not by jobs of other partitions on the same nodes."""
+    everybody: bool
+    """Any user may use it; otherwise `allow_users` may."""
+    allow_users: tuple[str, ...] = ()
+    max_gpus: int | None = None
+    """That its jobs may hold together."""
+    max_gpus_per_user: int | None = None
+    max_time_s: float | None = None
+    """Longest time limit, and that of jobs that name none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """When and where a job would start if it were submitted now. Nothing is promised."""
+
+    starts_in_s: float | None
+    """0: at once; None: nobody knows."""
+    nodes: tuple[str, ...] = ()
+    ahead: int = 0
+    """Jobs that wait and would be before it."""
+    after_job_id: int | None = None
+    """The job whose end makes the room."""
+    text: str = ""
+    """Why it would wait; empty if it would not."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """What the controller is and how it does."""
 
@@ -543,6 +583,7 @@ class ClusterInfo:
     """Why the store refuses writes and since when, or what made the last decision fail."""
     last_fallback: str = ""
     """Why the last fallback was."""
+    partitions: tuple[PartitionView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

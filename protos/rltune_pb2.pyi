@@ -1743,6 +1743,7 @@ class ClusterInfo(_message.Message):
     FALLBACKS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     LAST_FALLBACK_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Its name."""
     version: _builtins.str
@@ -1777,6 +1778,10 @@ class ClusterInfo(_message.Message):
     def jobs_by_state(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """How many jobs in each state."""
 
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionView]:
+        """As configured."""
+
     def __init__(
         self,
         *,
@@ -1796,16 +1801,165 @@ class ClusterInfo(_message.Message):
         fallbacks: _builtins.int = ...,
         last_error: _builtins.str = ...,
         last_fallback: _builtins.str = ...,
+        partitions: _abc.Iterable[Global___PartitionView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "last_cycle_s", b"last_cycle_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "allocator", b"allocator", "cluster", b"cluster", "cycles", b"cycles", "fallbacks", b"fallbacks", "gpus_total", b"gpus_total", "gpus_used", b"gpus_used", "jobs_by_state", b"jobs_by_state", "last_cycle_s", b"last_cycle_s", "last_error", b"last_error", "last_fallback", b"last_fallback", "nodes_total", b"nodes_total", "nodes_up", b"nodes_up", "now_s", b"now_s", "policy", b"policy", "started_at_s", b"started_at_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s", "allocator", b"allocator", "cluster", b"cluster", "cycles", b"cycles", "fallbacks", b"fallbacks", "gpus_total", b"gpus_total", "gpus_used", b"gpus_used", "jobs_by_state", b"jobs_by_state", "last_cycle_s", b"last_cycle_s", "last_error", b"last_error", "last_fallback", b"last_fallback", "nodes_total", b"nodes_total", "nodes_up", b"nodes_up", "now_s", b"now_s", "partitions", b"partitions", "policy", b"policy", "started_at_s", b"started_at_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_cycle_s: _TypeAlias = _typing.Literal["last_cycle_s"]  # noqa: Y015
     _WhichOneofArgType__last_cycle_s: _TypeAlias = _typing.Literal["_last_cycle_s", b"_last_cycle_s"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_cycle_s) -> _WhichOneofReturnType__last_cycle_s | None: ...
 
 Global___ClusterInfo: _TypeAlias = ClusterInfo  # noqa: Y015
+
+@_typing.final
+class PartitionView(_message.Message):
+    """A named set of nodes with rules of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_DEFAULT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    NODES_UP_FIELD_NUMBER: _builtins.int
+    GPUS_TOTAL_FIELD_NUMBER: _builtins.int
+    GPUS_USED_FIELD_NUMBER: _builtins.int
+    EVERYBODY_FIELD_NUMBER: _builtins.int
+    ALLOW_USERS_FIELD_NUMBER: _builtins.int
+    MAX_GPUS_FIELD_NUMBER: _builtins.int
+    MAX_GPUS_PER_USER_FIELD_NUMBER: _builtins.int
+    MAX_TIME_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What `--partition` takes."""
+    is_default: _builtins.bool
+    """Jobs that name no partition go here."""
+    nodes_up: _builtins.int
+    """That take work."""
+    gpus_total: _builtins.int
+    """Of its nodes."""
+    gpus_used: _builtins.int
+    """Held by its jobs."""
+    everybody: _builtins.bool
+    """Any user may use it."""
+    max_gpus: _builtins.int
+    """That its jobs may hold together."""
+    max_gpus_per_user: _builtins.int
+    """That one user's jobs may hold together."""
+    max_time_s: _builtins.float
+    """Longest time limit, and that of jobs that name none."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The known nodes in it."""
+
+    @_builtins.property
+    def allow_users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who may, otherwise."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        is_default: _builtins.bool = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        nodes_up: _builtins.int = ...,
+        gpus_total: _builtins.int = ...,
+        gpus_used: _builtins.int = ...,
+        everybody: _builtins.bool = ...,
+        allow_users: _abc.Iterable[_builtins.str] | None = ...,
+        max_gpus: _builtins.int | None = ...,
+        max_gpus_per_user: _builtins.int | None = ...,
+        max_time_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_gpus", b"_max_gpus", "_max_gpus_per_user", b"_max_gpus_per_user", "_max_time_s", b"_max_time_s", "max_gpus", b"max_gpus", "max_gpus_per_user", b"max_gpus_per_user", "max_time_s", b"max_time_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_gpus", b"_max_gpus", "_max_gpus_per_user", b"_max_gpus_per_user", "_max_time_s", b"_max_time_s", "allow_users", b"allow_users", "everybody", b"everybody", "gpus_total", b"gpus_total", "gpus_used", b"gpus_used", "is_default", b"is_default", "max_gpus", b"max_gpus", "max_gpus_per_user", b"max_gpus_per_user", "max_time_s", b"max_time_s", "name", b"name", "nodes", b"nodes", "nodes_up", b"nodes_up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_gpus: _TypeAlias = _typing.Literal["max_gpus"]  # noqa: Y015
+    _WhichOneofArgType__max_gpus: _TypeAlias = _typing.Literal["_max_gpus", b"_max_gpus"]  # noqa: Y015
+    _WhichOneofReturnType__max_gpus_per_user: _TypeAlias = _typing.Literal["max_gpus_per_user"]  # noqa: Y015
+    _WhichOneofArgType__max_gpus_per_user: _TypeAlias = _typing.Literal["_max_gpus_per_user", b"_max_gpus_per_user"]  # noqa: Y015
+    _WhichOneofReturnType__max_time_s: _TypeAlias = _typing.Literal["max_time_s"]  # noqa: Y015
+    _WhichOneofArgType__max_time_s: _TypeAlias = _typing.Literal["_max_time_s", b"_max_time_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_gpus) -> _WhichOneofReturnType__max_gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_gpus_per_user) -> _WhichOneofReturnType__max_gpus_per_user | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_time_s) -> _WhichOneofReturnType__max_time_s | None: ...
+
+Global___PartitionView: _TypeAlias = PartitionView  # noqa: Y015
+
+@_typing.final
+class ForecastJobRequest(_message.Message):
+    """A job that is only asked about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spec(self) -> Global___JobSpec:
+        """The job; it is not queued."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___JobSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForecastJobRequest: _TypeAlias = ForecastJobRequest  # noqa: Y015
+
+@_typing.final
+class Forecast(_message.Message):
+    """When and where it would start. Nothing is promised."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTS_IN_S_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    AFTER_JOB_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    starts_in_s: _builtins.float
+    """0: at once; absent: nobody knows."""
+    ahead: _builtins.int
+    """Jobs that wait and would be before it."""
+    after_job_id: _builtins.int
+    """The job whose end makes the room."""
+    text: _builtins.str
+    """Why it would wait; empty if it would not."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where."""
+
+    def __init__(
+        self,
+        *,
+        starts_in_s: _builtins.float | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        ahead: _builtins.int = ...,
+        after_job_id: _builtins.int | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_job_id", b"_after_job_id", "_starts_in_s", b"_starts_in_s", "after_job_id", b"after_job_id", "starts_in_s", b"starts_in_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_job_id", b"_after_job_id", "_starts_in_s", b"_starts_in_s", "after_job_id", b"after_job_id", "ahead", b"ahead", "nodes", b"nodes", "starts_in_s", b"starts_in_s", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after_job_id: _TypeAlias = _typing.Literal["after_job_id"]  # noqa: Y015
+    _WhichOneofArgType__after_job_id: _TypeAlias = _typing.Literal["_after_job_id", b"_after_job_id"]  # noqa: Y015
+    _WhichOneofReturnType__starts_in_s: _TypeAlias = _typing.Literal["starts_in_s"]  # noqa: Y015
+    _WhichOneofArgType__starts_in_s: _TypeAlias = _typing.Literal["_starts_in_s", b"_starts_in_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_job_id) -> _WhichOneofReturnType__after_job_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__starts_in_s) -> _WhichOneofReturnType__starts_in_s | None: ...
+
+Global___Forecast: _TypeAlias = Forecast  # noqa: Y015
 
 @_typing.final
 class NodeFacts(_message.Message):
@@ -2671,6 +2825,7 @@ class LaunchOrder(_message.Message):
     NODE_ADDRESSES_FIELD_NUMBER: _builtins.int
     MASTER_PORT_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    GPUS_BY_NODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The job's."""
     user: _builtins.str
@@ -2715,6 +2870,10 @@ class LaunchOrder(_message.Message):
     def node_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of those, as peers see them."""
 
+    @_builtins.property
+    def gpus_by_node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many GPUs each rank has, in rank order."""
+
     def __init__(
         self,
         *,
@@ -2734,10 +2893,11 @@ class LaunchOrder(_message.Message):
         node_addresses: _abc.Iterable[_builtins.str] | None = ...,
         master_port: _builtins.int = ...,
         cluster: _builtins.str = ...,
+        gpus_by_node: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_limit_s", b"_time_limit_s", "rank", b"rank", "time_limit_s", b"time_limit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_limit_s", b"_time_limit_s", "argv", b"argv", "cluster", b"cluster", "cpus", b"cpus", "cwd", b"cwd", "env", b"env", "gpu_type", b"gpu_type", "gpu_uuids", b"gpu_uuids", "grace_s", b"grace_s", "master_port", b"master_port", "memory_bytes", b"memory_bytes", "name", b"name", "node_addresses", b"node_addresses", "node_names", b"node_names", "rank", b"rank", "time_limit_s", b"time_limit_s", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_limit_s", b"_time_limit_s", "argv", b"argv", "cluster", b"cluster", "cpus", b"cpus", "cwd", b"cwd", "env", b"env", "gpu_type", b"gpu_type", "gpu_uuids", b"gpu_uuids", "gpus_by_node", b"gpus_by_node", "grace_s", b"grace_s", "master_port", b"master_port", "memory_bytes", b"memory_bytes", "name", b"name", "node_addresses", b"node_addresses", "node_names", b"node_names", "rank", b"rank", "time_limit_s", b"time_limit_s", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_limit_s: _TypeAlias = _typing.Literal["time_limit_s"]  # noqa: Y015
     _WhichOneofArgType__time_limit_s: _TypeAlias = _typing.Literal["_time_limit_s", b"_time_limit_s"]  # noqa: Y015

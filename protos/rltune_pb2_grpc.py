@@ -107,6 +107,11 @@ class ControllerStub(object):
                 request_serializer=protos_dot_rltune__pb2.ExplainJobRequest.SerializeToString,
                 response_deserializer=protos_dot_rltune__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.ForecastJob = channel.unary_unary(
+                '/rltune.v1.Controller/ForecastJob',
+                request_serializer=protos_dot_rltune__pb2.ForecastJobRequest.SerializeToString,
+                response_deserializer=protos_dot_rltune__pb2.Forecast.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer(object):
@@ -214,6 +219,13 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForecastJob(self, request, context):
+        """When and where a job would start if it were submitted now. Refuses what SubmitJob refuses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -286,6 +298,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.ExplainJob,
                     request_deserializer=protos_dot_rltune__pb2.ExplainJobRequest.FromString,
                     response_serializer=protos_dot_rltune__pb2.Explanation.SerializeToString,
+            ),
+            'ForecastJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForecastJob,
+                    request_deserializer=protos_dot_rltune__pb2.ForecastJobRequest.FromString,
+                    response_serializer=protos_dot_rltune__pb2.Forecast.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -669,6 +686,33 @@ class Controller(object):
             '/rltune.v1.Controller/ExplainJob',
             protos_dot_rltune__pb2.ExplainJobRequest.SerializeToString,
             protos_dot_rltune__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForecastJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rltune.v1.Controller/ForecastJob',
+            protos_dot_rltune__pb2.ForecastJobRequest.SerializeToString,
+            protos_dot_rltune__pb2.Forecast.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class ControllerStub:
     """What the controller is and how it does."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_rltune_pb2.ExplainJobRequest, _rltune_pb2.Explanation]
     """Why a job waits, or why it went where it went."""
+    ForecastJob: _aio.UnaryUnaryMultiCallable[_rltune_pb2.ForecastJobRequest, _rltune_pb2.Forecast]
+    """When and where a job would start if it were submitted now. Refuses what SubmitJob refuses."""
 
 class ControllerServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- services
@@ -176,6 +178,14 @@ class ControllerServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_rltune_pb2.ExplainJobRequest, _abc.Awaitable[_rltune_pb2.Explanation]],
     ) -> _abc.Awaitable[_rltune_pb2.Explanation]:
         """Why a job waits, or why it went where it went."""
+
+    @_abc_1.abstractmethod
+    def ForecastJob(
+        self,
+        request: _rltune_pb2.ForecastJobRequest,
+        context: _aio.ServicerContext[_rltune_pb2.ForecastJobRequest, _abc.Awaitable[_rltune_pb2.Forecast]],
+    ) -> _abc.Awaitable[_rltune_pb2.Forecast]:
+        """When and where a job would start if it were submitted now. Refuses what SubmitJob refuses."""
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: _aio.Server) -> None: ...
 

@@ -27,6 +27,7 @@ from protos.messages import (
     ClusterEvent,
     ClusterInfo,
     Explanation,
+    Forecast,
     GpuView,
     JobSpec,
     JobState,
@@ -225,6 +226,16 @@ class Client:
         """
         request = pb.ExplainJobRequest(job_id=job_id)
         return from_pb(self._rpc.unary("ExplainJob", request, pb.Explanation), Explanation)
+
+    def forecast(self, job: JobSpec | JobRequest) -> Forecast:
+        """When and where a job would start if it were submitted now; nothing is queued.
+
+        Raises:
+            InvalidRequest, Infeasible, ControllerUnreachable: as `submit`.
+        """
+        submission = self._submission(job, False, "forecast")
+        request = pb.ForecastJobRequest(spec=submission.spec)
+        return from_pb(self._rpc.unary("ForecastJob", request, pb.Forecast), Forecast)
 
     def wait(
         self,

@@ -27,6 +27,8 @@ class CommandLines:
     cluster: str
     mock_faults: Mapping[str, Path]
     """By node."""
+    controller_options: tuple[str, ...] = ()
+    """Further ones, as `rltune controller` takes them."""
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -46,6 +48,7 @@ class CommandLines:
             *("--policy", self.policy),
             *("--allocator", self.allocator),
             *("--cluster", self.cluster),
+            *self.controller_options,
         ]
 
     def agent(self, node: str, address: str, state_dir: Path) -> list[str]:

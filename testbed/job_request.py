@@ -22,7 +22,10 @@ SAFE_PATH_ENV = "PYTHONSAFEPATH"
 Only for named workloads: a user's `train.py` must find the `helper.py` beside it."""
 MAX_COUNT = 100_000
 """Equal jobs in one submission."""
-_SAME_IN_SPEC = ("time_estimate_s", "grace_s", "priority", "qos", "hold", "on_node_fail")
+_SAME_IN_SPEC = (
+    *("time_estimate_s", "grace_s", "priority", "qos", "hold", "on_node_fail"),
+    *("partition", "min_gpu_memory_bytes", "mix_gpu_types"),
+)
 """Fields whose default is the one of `JobSpec`."""
 
 
@@ -42,6 +45,7 @@ class JobRequest:
     """All GPUs of the job together."""
     gpu_types: tuple[str, ...] | None = None
     nodes: int | None = None
+    """0: as few as possible, at most one more; shares need not be equal."""
     cpus: int | None = None
     """On each node."""
     memory_bytes: int | None = None
@@ -54,6 +58,9 @@ class JobRequest:
     qos: str | None = None
     hold: bool | None = None
     on_node_fail: OnNodeFail | None = None
+    partition: str | None = None
+    min_gpu_memory_bytes: int | None = None
+    mix_gpu_types: bool | None = None
 
     def overridden_by(self, other: JobRequest) -> JobRequest:
         """What `other` says, and this where it says nothing. Environments are joined."""

@@ -28,6 +28,7 @@ from testbed.values import (
     parse_finite_duration,
     parse_gpu_types,
     parse_gpus,
+    parse_nodes,
     parse_size,
 )
 from testbed.yaml_text import YamlProblem, load_yaml
@@ -113,7 +114,7 @@ class _Keys(pydantic.BaseModel):
     env: dict[str, str] = pydantic.Field(default_factory=dict)
     gpus: Annotated[GpuRequest | None, _from_text(parse_gpus, "4 or p100:4")] = None
     gpu_type: Annotated[tuple[str, ...] | None, pydantic.BeforeValidator(_types)] = None
-    nodes: int | None = None
+    nodes: Annotated[int | None, _from_text(parse_nodes, "2 or auto")] = None
     cpus: int | None = None
     mem: Annotated[int | None, _from_text(parse_size, "32G")] = None
     time: Seconds | None = None
@@ -123,6 +124,9 @@ class _Keys(pydantic.BaseModel):
     qos: Literal["low", "normal", "high"] | None = None
     hold: bool | None = None
     on_node_fail: Literal["requeue", "wait", "fail"] | None = None
+    partition: str | None = None
+    gpu_mem: Annotated[int | None, _from_text(parse_size, "16G")] = None
+    mix_gpu_types: bool | None = None
     count: Annotated[int, pydantic.Field(ge=1, le=MAX_COUNT)] = 1
 
 
@@ -202,6 +206,9 @@ def _request(keys: _Keys, path: Path) -> JobRequest:
         qos=keys.qos,
         hold=keys.hold,
         on_node_fail=None if keys.on_node_fail is None else OnNodeFail[keys.on_node_fail.upper()],
+        partition=keys.partition,
+        min_gpu_memory_bytes=keys.gpu_mem,
+        mix_gpu_types=keys.mix_gpu_types,
     )
 
 

@@ -87,6 +87,7 @@ class LocalCluster:
         port: int = 0,
         state_dir: Path | None = None,
         mock_faults: Mapping[str, Path] | None = None,
+        controller_options: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         interrupts: Interrupts | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -102,11 +103,15 @@ class LocalCluster:
             state_dir: Databases, logs and job folders; None: a temporary folder that is
                 removed at the end.
             mock_faults: Node name to a file of faults that its mock GPUs shall have.
+            controller_options: Further ones, as `rltune controller` takes them.
             start_timeout_s: How long all nodes may take to be UP.
             interrupts: Watched while waiting; None: nobody interrupts.
             monotonic: The clock for deadlines.
         """
-        self._lines = CommandLines(tuple(gpus), policy, allocator, name, dict(mock_faults or {}))
+        self._lines = CommandLines(
+            *(tuple(gpus), policy, allocator, name, dict(mock_faults or {})),
+            controller_options=tuple(controller_options),
+        )
         self._port = port
         self._start_timeout_s = start_timeout_s
         self._interrupts = interrupts or Interrupts()

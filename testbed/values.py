@@ -264,3 +264,16 @@ def _job_range(part: str, text: str) -> tuple[int, int]:
     if last < first:
         raise InvalidValue(f"{part!r} runs backwards", f"write {last}-{first}")
     return first, last
+
+
+def parse_nodes(text: str) -> int:
+    """How many nodes: a number, or `auto` (0) for as few as possible in any shares.
+
+    Raises:
+        InvalidValue: it is neither.
+    """
+    if text.strip().lower() == "auto":
+        return 0
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise InvalidValue(f"{text!r} is no number of nodes", "write e.g. 2, or auto")
+    return int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from controller.scheduler.allocator.protocol import Allocator
 from controller.scheduler.backfill import Backfill, Planned, place_with_backfill
@@ -20,6 +21,28 @@ from controller.scheduler.types import (
 
 DEFAULT_WINDOW = 128
 """Jobs that one cycle tries to place (the window of the RLTune paper)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The parts of a cycle that a configuration chooses."""
+
+    prioritizer: Prioritizer
+    allocator: Allocator
+    backfill: Backfill = Backfill.EASY
+    window: int = DEFAULT_WINDOW
+
+    def decide(self, queue: Sequence[WaitingJob], cluster: ClusterView, now_s: float) -> Decision:
+        """One cycle, see `decide`."""
+        return decide(
+            queue,
+            cluster,
+            now_s,
+            prioritizer=self.prioritizer,
+            allocator=self.allocator,
+            window=self.window,
+            backfill=self.backfill,
+        )
 
 
 def decide(

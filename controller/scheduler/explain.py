@@ -15,6 +15,14 @@ def describe(note: WaitNote, spec: JobSpec) -> str:
 
     Points in time stay numbers in the note (`until_s`); only who prints them knows the clock.
     """
+    text = _why(note, spec)
+    if not note.reserved_nodes:
+        return text
+    after = f" when job {note.reserved_after_job} ends" if note.reserved_after_job else ""
+    return f"{text}; reserved {', '.join(note.reserved_nodes)}{after}"
+
+
+def _why(note: WaitNote, spec: JobSpec) -> str:
     match note.reason:
         case WaitReason.PRIORITY:
             return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from controller.scheduler.shape import acceptable_types
 from controller.scheduler.types import ClusterView, NodeCapacity
@@ -28,16 +29,31 @@ def never_fits(spec: JobSpec, cluster: ClusterView) -> str | None:
     """
     if not cluster.nodes:
         return None
+    nodes = _nodes_of(spec.partition, cluster)
+    if not nodes:
+        return f"no node is in partition {spec.partition}; `rltune partitions` shows what there is"
     if spec.gpus == 0:
-        return _too_few(spec, [_Pool(node, "", 0) for node in cluster.nodes])
-    here = sorted({gpu.gpu_type for node in cluster.nodes for gpu in node.gpus})
-    if not here:
-        return "no node has a GPU; ask --gpus 0"
-    choices = acceptable_types(spec.gpu_types, here)
+        return _too_few(spec, [_Pool(node, "", 0) for node in nodes])
+    quota = _beyond_quota(spec, cluster)
+    if quota is not None:
+        return quota
+    memory = _memory_by_type(nodes)
+    if not memory:
+        return f"no node{_in(spec)} has a GPU; ask --gpus 0"
+    choices = acceptable_types(spec.gpu_types, memory)
     if not choices:
         asked = " or ".join(spec.gpu_types)
-        return f"no node has GPU type {asked}; types here: {', '.join(here)}"
-    pools = [_pools(cluster, choice.gpu_type) for choice in choices]
+        return f"no node{_in(spec)} has GPU type {asked}; types here: {', '.join(sorted(memory))}"
+    large = [c.gpu_type for c in choices if memory[c.gpu_type] >= spec.min_gpu_memory_bytes]
+    if not large:
+        most = max(memory[choice.gpu_type] for choice in choices)
+        return (
+            f"no such GPU{_in(spec)} has {_gib(spec.min_gpu_memory_bytes)} of memory; the largest "
+            f"has {_gib(most)}; ask for less with --gpu-mem"
+        )
+    pools = [_pools(nodes, gpu_type) for gpu_type in large]
+    if spec.mix_gpu_types:
+        pools = [[pool for of_type in pools for pool in of_type]]
     reasons = [_too_few(spec, of_type) for of_type in pools]
     if None in reasons:
         return None
@@ -47,13 +63,51 @@ def never_fits(spec: JobSpec, cluster: ClusterView) -> str | None:
     return reasons[largest]
 
 
-def _pools(cluster: ClusterView, gpu_type: str) -> list[_Pool]:
-    counts = [(node, sum(g.gpu_type == gpu_type for g in node.gpus)) for node in cluster.nodes]
+def _nodes_of(partition: str, cluster: ClusterView) -> list[NodeCapacity]:
+    if not partition or not cluster.partitions:
+        return list(cluster.nodes)
+    return [node for node in cluster.nodes if partition in node.partitions]
+
+
+def _in(spec: JobSpec) -> str:
+    return f" of partition {spec.partition}" if spec.partition else ""
+
+
+def _beyond_quota(spec: JobSpec, cluster: ClusterView) -> str | None:
+    partition = cluster.partitions.get(spec.partition)
+    if partition is None:
+        return None
+    for most, whose in (
+        (partition.max_gpus, "all its jobs together"),
+        (partition.max_gpus_per_user, "the jobs of one user"),
+    ):
+        if most is not None and spec.gpus > most:
+            return (
+                f"needs {spec.gpus} GPUs; partition {spec.partition} allows {most} for {whose}; "
+                f"ask --gpus {most} or fewer"
+            )
+    return None
+
+
+def _memory_by_type(nodes: list[NodeCapacity]) -> dict[str, float]:
+    """The memory of a GPU of each type; a type of unknown size counts as large enough."""
+    memory: dict[str, float] = {}
+    for node in nodes:
+        for gpu in node.gpus:
+            size = gpu.memory_bytes or inf
+            memory[gpu.gpu_type] = min(memory.get(gpu.gpu_type, inf), size)
+    return memory
+
+
+def _pools(nodes: list[NodeCapacity], gpu_type: str) -> list[_Pool]:
+    counts = [(node, sum(g.gpu_type == gpu_type for g in node.gpus)) for node in nodes]
     return [_Pool(node, gpu_type, count) for node, count in counts if count]
 
 
 def _too_few(spec: JobSpec, pools: list[_Pool]) -> str | None:
     """What the pools of one GPU type lack for the job."""
+    if spec.gpus and not spec.nodes:
+        return _too_few_for_any_cut(spec, pools)
     large = [pool for pool in pools if pool.gpus >= spec.gpus_per_node]
     if not large:
         return _no_large_node(spec, pools)
@@ -85,6 +139,28 @@ def _too_few(spec: JobSpec, pools: list[_Pool]) -> str | None:
     )
 
 
+def _too_few_for_any_cut(spec: JobSpec, pools: list[_Pool]) -> str | None:
+    """As `_too_few`, for a job over as few nodes as possible, or one more."""
+    roomy = [
+        pool
+        for pool in pools
+        if pool.node.cpus_total >= spec.cpus and pool.node.memory_total_bytes >= spec.memory_bytes
+    ]
+    sizes = sorted((pool.gpus for pool in roomy), reverse=True)
+    nodes = -(-spec.gpus // sizes[0]) + 1 if sizes else 0
+    if sizes and sum(sizes[:nodes]) >= spec.gpus:
+        return None
+    if not sizes:
+        return (
+            f"needs {spec.cpus} CPUs and {_gib(spec.memory_bytes)} of memory on each node; no node "
+            f"with {pools[0].gpu_type} has that; ask for less with --cpus or --mem"
+        )
+    return (
+        f"needs {_gpus(spec.gpus, pools[0].gpu_type)} on at most {nodes} nodes; the largest so "
+        f"many have {sum(sizes[:nodes])}; ask fewer GPUs"
+    )
+
+
 def _no_large_node(spec: JobSpec, pools: list[_Pool]) -> str:
     largest = max(pools, key=lambda pool: pool.gpus)
     ways = []
@@ -110,5 +186,5 @@ def _gpus(count: int, gpu_type: str) -> str:
     return f"{count} {gpu_type}"
 
 
-def _gib(size_bytes: int) -> str:
+def _gib(size_bytes: float) -> str:
     return f"{size_bytes / _GIB:,.1f} GiB"

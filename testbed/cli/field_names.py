@@ -26,6 +26,9 @@ OPTIONS = {
     "qos": "--qos",
     "hold": "--hold",
     "on_node_fail": "--on-node-fail",
+    "partition": "--partition",
+    "min_gpu_memory_bytes": "--gpu-mem",
+    "mix_gpu_types": "--mix-gpu-types",
 }
 """The option of each field of `JobSpec`."""
 _FIELD = re.compile(r"(?:jobs\[\d+\]\.)?spec\.(\w+)")

@@ -207,7 +207,13 @@ def _job_facts(job: JobView) -> Iterator[tuple[str, str]]:
     for name, value in hide_secret_values(spec.env).items():
         yield "environment", f"{name}={value}"
     yield "gpus", gpus_word(job)
-    yield "nodes", str(spec.nodes)
+    if spec.min_gpu_memory_bytes:
+        yield "GPU memory", f"{format_size(spec.min_gpu_memory_bytes)} or more"
+    if spec.mix_gpu_types:
+        yield "GPU types", "may differ from node to node"
+    yield "nodes", str(spec.nodes) if spec.nodes else "as few as possible"
+    if spec.partition:
+        yield "partition", spec.partition
     yield "cpus", f"{spec.cpus} on each node"
     if spec.memory_bytes:
         yield "memory", f"{format_size(spec.memory_bytes)} on each node"

@@ -43,12 +43,15 @@ def up(
             help="Keep databases, logs and job folders here. Default: a temporary folder."
         ),
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Partitions and GPU speeds (docs/partitions.md).")
+    ] = None,
     json_output: JsonFlag = False,
 ) -> None:
     """Start a controller and nodes on this machine; Ctrl-C stops them and cancels their jobs."""
     from testbed.cli.local_up import UpOptions, run_up  # noqa: PLC0415
 
-    run_up(UpOptions(nodes, gpus, policy, allocator, port, state_dir, json_output))
+    run_up(UpOptions(nodes, gpus, policy, allocator, port, state_dir, config, json_output))
 
 
 def demo(

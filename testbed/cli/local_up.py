@@ -39,6 +39,7 @@ class UpOptions:
     allocator: str
     port: int
     state_dir: Path | None
+    config: Path | None
     json_output: bool
 
 
@@ -58,6 +59,7 @@ def run_up(options: UpOptions) -> None:
             allocator=options.allocator,
             port=options.port,
             state_dir=options.state_dir,
+            controller_options=_controller_options(options),
             interrupts=interrupts,
         )
         try:
@@ -69,6 +71,10 @@ def run_up(options: UpOptions) -> None:
         finally:
             for line in stopped_lines(cluster.stop()):
                 tell(line)
+
+
+def _controller_options(options: UpOptions) -> list[str]:
+    return [] if options.config is None else ["--config", str(options.config.absolute())]
 
 
 def stopped_lines(stopped: Stopped) -> list[str]:

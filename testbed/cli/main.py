@@ -28,12 +28,12 @@ _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
 GROUPS = {
-    "submit": ("submit",),
+    "submit": ("submit", "whatif"),
     "jobs": ("jobs", "ls", "list", "ps", "job", "show", "explain"),
     "logs": ("logs",),
     "actions": ("cancel", "stop", "hold", "release", "requeue", "wait"),
     "watch": ("watch", "events"),
-    "nodes": ("nodes", "gpus", "drain", "resume"),
+    "nodes": ("nodes", "gpus", "partitions", "drain", "resume"),
     "history": ("history",),
     "workloads": ("workloads",),
     "cluster": ("info", "config", "version", "controller", "agent"),

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from protos.messages import GpuView, NodeView
+from protos.messages import GpuView, NodeView, PartitionView
 from testbed.cli import complete
 from testbed.cli.json_output import print_json
 from testbed.cli.options import ControllerFlag, JsonFlag, connect, some_text
 from testbed.cli.text import ABSENT, Column, plain, say, show_table
-from testbed.values import format_size
+from testbed.values import format_duration, format_size
 
 SILENT_AFTER_S = 10.0
 """Slurm marks a node that does not answer with `*`."""
@@ -42,6 +42,16 @@ GPU_COLUMNS = (
     Column("HEALTH", cut=True),
     Column("UUID"),
 )
+PARTITION_COLUMNS = (
+    Column("PARTITION"),
+    Column("NODES UP", right=True),
+    Column("GPUS", right=True),
+    Column("MAX GPUS", right=True),
+    Column("PER USER", right=True),
+    Column("MAX TIME", right=True),
+    Column("USERS", cut=True),
+    Column("NODES", cut=True),
+)
 NodeArgument = Annotated[
     str,
     typer.Argument(
@@ -66,6 +76,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command("nodes")(nodes)
     app.command("gpus")(gpus)
+    app.command("partitions")(partitions)
     app.command("drain")(drain)
     app.command("resume")(resume)
 
@@ -147,6 +158,33 @@ def gpu_row(view: GpuView) -> tuple[str, ...]:
         ABSENT if view.job_id is None else str(view.job_id),
         "; ".join((*view.reasons, *warnings)) or ("ok" if view.healthy else "unhealthy"),
         view.facts.uuid,
+    )
+
+
+def partitions(json: JsonFlag = False, controller: ControllerFlag = None) -> None:
+    """List partitions: nodes, GPUs in use, limits, who may use them."""
+    with connect(controller) as client:
+        views = client.info().partitions
+    if json:
+        print_json({"partitions": views})
+        return
+    if not views:
+        say("no partition is configured: every job may go anywhere")
+        return
+    show_table(PARTITION_COLUMNS, [partition_row(view) for view in views])
+
+
+def partition_row(view: PartitionView) -> tuple[str, ...]:
+    """A partition as sinfo would show it; `*` marks the default one."""
+    return (
+        view.name + ("*" if view.is_default else ""),
+        f"{view.nodes_up}/{len(view.nodes)}",
+        f"{view.gpus_used}/{view.gpus_total}",
+        ABSENT if view.max_gpus is None else str(view.max_gpus),
+        ABSENT if view.max_gpus_per_user is None else str(view.max_gpus_per_user),
+        ABSENT if view.max_time_s is None else format_duration(view.max_time_s),
+        "everybody" if view.everybody else ",".join(view.allow_users) or "nobody",
+        ",".join(view.nodes) or ABSENT,
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,16 +33,19 @@ from testbed.client_errors import InvalidRequest
 from testbed.job_request import MAX_COUNT, JobRequest, os_user
 from testbed.settings import is_local
 from testbed.values import (
+    format_duration,
     parse_duration,
     parse_finite_duration,
     parse_gpu_types,
     parse_gpus,
+    parse_nodes,
     parse_size,
 )
 
 T = TypeVar("T")
 
 AFTER_DASHES = "rltune.after_dashes"
+ONLY_ASK = "rltune.only_ask"
 
 
 class SubmitCommand(TyperCommand):
@@ -59,9 +63,11 @@ class SubmitCommand(TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command("submit", cls=SubmitCommand, context_settings={"allow_interspersed_args": False})(
-        submit
-    )
+    settings: Any = {"allow_interspersed_args": False}
+    app.command("submit", cls=SubmitCommand, context_settings=settings)(submit)
+    what_if = typer.Typer(no_args_is_help=True, help="Ask what would happen; nothing is done.")
+    what_if.command("submit", cls=SubmitCommand, context_settings=settings)(what_if_submit)
+    app.add_typer(what_if, name="whatif")
 
 
 def submit(
@@ -85,7 +91,27 @@ def submit(
         list[str] | None,
         typer.Option("--gpu-type", metavar="TYPE[,TYPE]", help="Types that will do, best first."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes (default 1).")] = None,
+    gpu_mem: Annotated[
+        str | None,
+        typer.Option("--gpu-mem", metavar="SIZE", help="Least memory of each GPU, e.g. 16G."),
+    ] = None,
+    mix_gpu_types: Annotated[
+        bool,
+        typer.Option("--mix-gpu-types", help="Different nodes may have different GPU types."),
+    ] = False,
+    partition: Annotated[
+        str | None,
+        typer.Option("--partition", "-p", callback=some_text, help="Part of the cluster."),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            "-N",
+            metavar="N|auto",
+            help="Nodes, in equal shares (default 1); auto: as few as possible, in any shares.",
+        ),
+    ] = None,
     cpus: Annotated[
         int | None,
         typer.Option("--cpus", "-c", help="CPU cores on each node (default: as many as GPUs)."),
@@ -162,7 +188,7 @@ def submit(
         name=name,
         cwd=None if cwd is None else str(Path(_given("--cwd", cwd)).absolute()),
         env=_env(env or [], os.environ),
-        nodes=nodes,
+        nodes=_optional("--nodes", parse_nodes, nodes),
         cpus=cpus,
         memory_bytes=_optional("--mem", parse_size, mem),
         time_limit_s=_optional("--time", parse_duration, time),
@@ -172,10 +198,16 @@ def submit(
         qos=qos,
         hold=True if hold else None,
         on_node_fail=_on_node_fail(requeue, on_node_fail),
+        partition=partition,
+        min_gpu_memory_bytes=_optional("--gpu-mem", parse_size, gpu_mem),
+        mix_gpu_types=True if mix_gpu_types else None,
     )
     request, file_count = _with_file(flags, None if file is None else _given("--file", file))
     settings = settings_of(controller)
     spec = _spec(request, own_options={word for p in ctx.command.params for word in p.opts})
+    if ctx.meta.get(ONLY_ASK):
+        _tell_forecast(spec, controller, json=json)
+        return
     _check_here(spec, is_local(settings.controller))
     talk = _Talk(json=json, quiet=quiet)
     with connect(controller) as client:
@@ -189,6 +221,37 @@ def submit(
     if json:
         print_json({"job_ids": job_ids, "jobs": ended})
     raise typer.Exit(jobs_exit_code(ended))
+
+
+@wraps(submit)
+def what_if_submit(ctx: typer.Context, **options: Any) -> None:
+    """Say when and where a job would start if it were submitted now.
+
+    Takes what `rltune submit` takes. Expected ends are time limits, so it may start earlier.
+    """
+    ctx.meta[ONLY_ASK] = True
+    submit(ctx, **options)
+
+
+def _tell_forecast(spec: JobSpec, controller: str | None, *, json: bool) -> None:
+    with connect(controller) as client, in_words_of_options():
+        told = client.forecast(spec)
+    if json:
+        print_json({"forecast": told})
+        return
+    nodes = plain(", ".join(told.nodes))
+    if told.starts_in_s == 0.0:
+        say(f"would start now on {nodes}")
+        return
+    waits = plain(told.text)
+    ahead = f"{told.ahead} {'job' if told.ahead == 1 else 'jobs'} before it"
+    if told.starts_in_s is None:
+        say(f"would wait, nobody knows how long ({ahead}): {waits}")
+        say("jobs without a time limit are in the way, or more than can be planned")
+        return
+    after = f" when job {told.after_job_id} ends" if told.after_job_id is not None else ""
+    when = format_duration(told.starts_in_s)
+    say(f"would start in {when} at the latest{after}, on {nodes} ({ahead}): {waits}")
 
 
 def _spec(request: JobRequest, *, own_options: set[str]) -> JobSpec:

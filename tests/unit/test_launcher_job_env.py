@@ -26,6 +26,7 @@ ORDER = LaunchOrder(
     node_addresses=("10.0.0.1", "10.0.0.2"),
     master_port=23456,
     cluster="lab",
+    gpus_by_node=(2, 2),
 )
 PLACE = JobPlace(
     attempt_dir="/state/attempts/12.3.1",
@@ -74,6 +75,7 @@ def test_every_variable_of_a_two_node_gpu_job():
         "RLTUNE_NNODES": "2",
         "RLTUNE_NODE_RANK": "1",
         "RLTUNE_GPUS_ON_NODE": "2",
+        "RLTUNE_GPUS_BY_NODE": "2,2",
         "RLTUNE_GPU_UUIDS": "GPU-b,GPU-a",
         "RLTUNE_GPU_NAME": "P100",
         "RLTUNE_CPUS": "8",
@@ -187,3 +189,9 @@ def test_torchrun_kills_its_ranks_before_we_kill_torchrun(grace_s, shutdown):
 def test_threads_share_the_cpus(cpus, gpus, threads):
     uuids = tuple(f"GPU-{i}" for i in range(gpus))
     assert environment(cpus=cpus, gpu_uuids=uuids)["OMP_NUM_THREADS"] == threads
+
+
+def test_shares_need_not_be_equal():
+    env = environment(gpu_uuids=("GPU-a",), gpus_by_node=(3, 1))
+    assert (env["PET_NPROC_PER_NODE"], env["WORLD_SIZE"]) == ("1", "4")
+    assert env["RLTUNE_GPUS_BY_NODE"] == "3,1"

@@ -14,6 +14,8 @@ import pytest
 from controller.dispatch import Dispatch, Order
 from controller.lifecycle.errors import IllegalTransition
 from controller.lifecycle.events import JobPlaced, Place
+from controller.scheduler.cycle import Scheduler
+from controller.scheduler.policies import make_allocator, make_prioritizer
 from controller.scheduler.types import Decision, RankPlacement, Start, WaitNote, WaitReason
 from controller.service import (
     JobFilter,
@@ -51,6 +53,9 @@ from protos.messages import (
 
 SPEC = JobSpec("j", "ann", ("true",), "/", gpus=1)
 DONE = ExitFacts(exit_code=0)
+
+
+FCFS = Scheduler(make_prioritizer("fcfs"), make_allocator("greedy"))
 
 
 @dataclass
@@ -160,8 +165,7 @@ async def controller(folder: Path, clock: Clock) -> AsyncIterator[Bench]:
             store,
             dispatch,
             cluster="test",
-            policy="fcfs",
-            allocator="greedy",
+            scheduler=FCFS,
             version="0",
             lease_s=10.0,
             heartbeat_s=1.0,

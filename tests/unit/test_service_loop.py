@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from controller.dispatch import Dispatch
 from controller.loop import SchedulingLoop
 from controller.scheduler.allocator.protocol import Allocator
+from controller.scheduler.cycle import Scheduler
 from controller.scheduler.policies import make_allocator, make_prioritizer
 from controller.scheduler.types import ClusterView, Placement, RankedJob
 from controller.service import Service, Submission
@@ -28,6 +30,8 @@ from protos.messages import (
     RankPhase,
     RankReport,
 )
+
+FCFS = Scheduler(make_prioritizer("fcfs"), make_allocator("greedy"))
 
 
 class Clock:
@@ -58,8 +62,7 @@ class Bench:
     def start(self, allocator: Allocator | None = None, min_interval_s: float = 0.005) -> None:
         loop = SchedulingLoop(
             self.service,
-            make_prioritizer("fcfs"),
-            allocator or make_allocator("greedy"),
+            FCFS if allocator is None else replace(FCFS, allocator=allocator),
             monotonic=self.clock,
             sleep=self.clock.sleep,
             min_interval_s=min_interval_s,
@@ -92,7 +95,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     with Store.open(tmp_path) as store:
         dispatch = Dispatch()
         service = Service(
-            store, dispatch, cluster="c", policy="fcfs", allocator="greedy", version="0",
+            store, dispatch, cluster="c", scheduler=FCFS, version="0",
             lease_s=10.0, heartbeat_s=1.0, now=clock, monotonic=clock,
         )  # fmt: skip
         await service.load()
