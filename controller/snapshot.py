@@ -61,6 +61,7 @@ def node_capacity(
             GpuSlot(
                 *(gpu.uuid, gpu.index, gpu.gpu_type, is_free, is_in_service),
                 memory_bytes=gpu.memory_bytes or 0,
+                near=gpu.near,
             )
         )
     against = reasons(node)

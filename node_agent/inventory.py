@@ -11,6 +11,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
+from node_agent.scan import gpu_facts_from_json
 from protos.messages import GpuFacts
 
 log = logging.getLogger("rltune.agent")
@@ -27,7 +28,7 @@ class Inventory:
         """The GPUs that an earlier agent saw in this boot; empty when that is not known."""
         try:
             document = json.loads(self._path.read_text(encoding="ascii"))
-            gpus = tuple(GpuFacts(**gpu) for gpu in document["gpus"])
+            gpus = tuple(gpu_facts_from_json(gpu) for gpu in document["gpus"])
         except (OSError, ValueError, KeyError, TypeError):  # not there, or of another version
             return ()
         return gpus if document.get("boot_id") == self._boot_id else ()

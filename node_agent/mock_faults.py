@@ -27,6 +27,8 @@ FAULT_FIELDS = (
     "power",
     "processes",
     "recovery",
+    "topology",
+    "nvlink",
     "temperature",
     "throttle",
     "utilization",

@@ -212,6 +212,23 @@ class MockNvml:
     def nvmlDeviceGetPciInfo(self, device: _Device) -> SimpleNamespace:
         return SimpleNamespace(busId=f"00000000:{device.index + 1:02X}:00.0")
 
+    @_device_call("topology")
+    def nvmlDeviceGetTopologyCommonAncestor(self, device: _Device, other: _Device) -> int:
+        """Pairs behind one switch, two pairs on each socket."""
+        self.strike(other, "topology")
+        if device.index // 2 == other.index // 2:
+            return int(pynvml.NVML_TOPOLOGY_SINGLE)
+        if device.index // 4 == other.index // 4:
+            return int(pynvml.NVML_TOPOLOGY_NODE)
+        return int(pynvml.NVML_TOPOLOGY_SYSTEM)
+
+    @_device_call("nvlink")
+    def nvmlDeviceGetP2PStatus(self, device: _Device, other: _Device, _index: int) -> int:
+        has_links = "SXM" in device.profile.nvml_name and "SXM" in other.profile.nvml_name
+        if has_links and device.index // 2 == other.index // 2:
+            return int(pynvml.NVML_P2P_STATUS_OK)
+        return int(pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
+
     @_device_call("name")
     def nvmlDeviceGetCudaComputeCapability(self, device: _Device) -> tuple[int, int]:
         return device.profile.compute_capability

@@ -9,7 +9,7 @@ the node. A call may hang for ever in the driver: that is why this runs in a pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from node_agent.gpu_profiles import gpu_type_of
 from node_agent.health import is_critical_xid, xid_text
 from node_agent.nvml_api import FaultKind, Handle, NvmlApi, NvmlFault, handle_key
 from node_agent.nvml_card import Card, lost_sample, read_processes, read_sample
+from node_agent.nvml_topology import read_topology
 from node_agent.scan import ProcessesByGpu, Scan
-from protos.messages import GpuProcess, GpuSample, XidEvent
+from protos.messages import GpuFacts, GpuProcess, GpuSample, XidEvent
 
 __all__ = ["DRIVER_VERSION_PATH", "NvmlCollector", "Scan", "gpu_type_of"]
 
@@ -69,6 +70,9 @@ class NvmlCollector:
         self._is_open = False
         self._cards: dict[str, Card] = {}
         self._count: int | None = None
+        self._topology: Mapping[str, tuple[int, ...]] = {}
+        self._placed: set[str] = set()
+        """Cards that were there when the topology was read."""
         self._event_set: Any = None
         self._untold_xids: list[XidEvent] = []
         """Taken from NVML, where they are gone then, but in no scan yet."""
@@ -88,7 +92,7 @@ class NvmlCollector:
         return Scan(
             driver_version=self._driver_version,
             cuda_version=self._cuda_version,
-            facts=tuple(card.facts_or_placeholder() for card in self._in_order()),
+            facts=self._facts(),
             samples=samples,
             xids=self._take_untold_xids(),
             node_health=self._problems(),
@@ -152,6 +156,12 @@ class NvmlCollector:
             raise
         return f"{number // 1000}.{number % 1000 // 10}"  # cuda.h: 1000 * major + 10 * minor
 
+    def _facts(self) -> tuple[GpuFacts, ...]:
+        return tuple(
+            replace(card.facts_or_placeholder(), near=self._topology.get(card.uuid, ()))
+            for card in self._in_order()
+        )
+
     def _in_order(self) -> list[Card]:
         return sorted(self._cards.values(), key=lambda card: (card.index, card.uuid))
 
@@ -181,6 +191,14 @@ class NvmlCollector:
         self._count = count
         for card in self._cards.values():
             self._watch(card)
+        # Only when a card is new: one that is lost must not rename the groups of the others.
+        if any(
+            card.uuid not in self._placed
+            for card in self._cards.values()
+            if card.handle is not None
+        ):
+            self._topology = read_topology(self._api, self._in_order())
+            self._placed = {card.uuid for card in self._cards.values() if card.handle is not None}
 
     def _attach(self, index: int) -> str:
         handle = self._api.call("nvmlDeviceGetHandleByIndex", index)
@@ -287,7 +305,7 @@ class NvmlCollector:
         return Scan(
             driver_version=self._driver_version,
             cuda_version=self._cuda_version,
-            facts=tuple(card.facts_or_placeholder() for card in self._in_order()),
+            facts=self._facts(),
             node_health=(*((reason,) if reason else ()), *self._problems()),
             note=note,
         )

@@ -41,12 +41,17 @@ def scan_from_json(value: Mapping[str, Any]) -> Scan:
     return Scan(
         driver_version=value["driver_version"],
         cuda_version=value["cuda_version"],
-        facts=tuple(GpuFacts(**facts) for facts in value["facts"]),
+        facts=tuple(gpu_facts_from_json(facts) for facts in value["facts"]),
         samples=tuple(_sample_from_json(sample) for sample in value["samples"]),
         xids=tuple(XidEvent(**event) for event in value["xids"]),
         node_health=tuple(value["node_health"]),
         note=value["note"],
     )
+
+
+def gpu_facts_from_json(value: Mapping[str, Any]) -> GpuFacts:
+    """Rebuilds the facts of a card from plain JSON values."""
+    return GpuFacts(**{**value, "near": tuple(value.get("near", ()))})
 
 
 def processes_to_json(processes: ProcessesByGpu) -> dict[str, Any]:

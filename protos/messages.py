@@ -180,6 +180,10 @@ class GpuFacts:
     power_limit_w: float | None = None
     mig_enabled: bool | None = None
     mock: bool = False
+    near: tuple[int, ...] = ()
+    """Its groups in the node's topology, from far to near (NUMA node, PCIe switch, NVLink
+    island), each named by its lowest GPU index. GPUs that share a longer beginning are closer;
+    empty where NVML does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

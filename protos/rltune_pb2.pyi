@@ -2042,6 +2042,7 @@ class GpuFacts(_message.Message):
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     MIG_ENABLED_FIELD_NUMBER: _builtins.int
     MOCK_FIELD_NUMBER: _builtins.int
+    NEAR_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     """NVML's, with GPU- in front."""
     index: _builtins.int
@@ -2060,6 +2061,10 @@ class GpuFacts(_message.Message):
     """Whether it is cut into instances."""
     mock: _builtins.bool
     """Whether it is a mock."""
+    @_builtins.property
+    def near(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its place in the node's topology, from far to near."""
+
     def __init__(
         self,
         *,
@@ -2072,10 +2077,11 @@ class GpuFacts(_message.Message):
         power_limit_w: _builtins.float | None = ...,
         mig_enabled: _builtins.bool | None = ...,
         mock: _builtins.bool = ...,
+        near: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "_mig_enabled", b"_mig_enabled", "_power_limit_w", b"_power_limit_w", "memory_bytes", b"memory_bytes", "mig_enabled", b"mig_enabled", "power_limit_w", b"power_limit_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "_mig_enabled", b"_mig_enabled", "_power_limit_w", b"_power_limit_w", "gpu_type", b"gpu_type", "index", b"index", "memory_bytes", b"memory_bytes", "mig_enabled", b"mig_enabled", "mock", b"mock", "name", b"name", "pci_bus_id", b"pci_bus_id", "power_limit_w", b"power_limit_w", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "_mig_enabled", b"_mig_enabled", "_power_limit_w", b"_power_limit_w", "gpu_type", b"gpu_type", "index", b"index", "memory_bytes", b"memory_bytes", "mig_enabled", b"mig_enabled", "mock", b"mock", "name", b"name", "near", b"near", "pci_bus_id", b"pci_bus_id", "power_limit_w", b"power_limit_w", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015

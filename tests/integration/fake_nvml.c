@@ -179,6 +179,18 @@ unsigned nvmlDeviceGetPciInfo_v3(Device *d, Pci *to) {
     snprintf(to->id, sizeof to->id, "00000000:%02X:00.0", (unsigned)(d - devices) + 1);
     return OK;
 }
+unsigned nvmlDeviceGetTopologyCommonAncestor(Device *d, Device *other, unsigned *to) {
+    STRIKE(d, "topology");
+    int a = (int)(d - devices), b = (int)(other - devices);
+    *to = a / 2 == b / 2 ? 10 : a / 4 == b / 4 ? 40 : 50;
+    return OK;
+}
+unsigned nvmlDeviceGetP2PStatus(Device *d, Device *other, unsigned index, unsigned *to) {
+    STRIKE(d, "nvlink");
+    *to = index == 2 && strstr(d->name, "SXM") && strstr(other->name, "SXM")
+          && (d - devices) / 2 == (other - devices) / 2 ? 0 : 5;
+    return OK;
+}
 enum { RESERVED = 300 << 20 };
 static unsigned long long used(const Device *d) {
     unsigned long long sum = 0;

@@ -466,3 +466,12 @@ def test_a_machine_without_nvidia_is_no_sick_node() -> None:
         scan = child.scan()
         assert (scan.facts, scan.node_health) == ((), ())
         assert scan.note == "no NVIDIA driver on this machine"
+
+
+def test_topology_is_told_and_may_be_unknown(child: Child, backend: Any) -> None:
+    """Two cards behind one switch: they share their whole path."""
+    first, second = child.scan().facts
+    assert first.near == second.near == (0,)
+    backend.set_faults(MockFault(MockFaultKind.NOT_SUPPORTED, 0, "topology"))
+    with contextlib.closing(backend.start()) as other:
+        assert [facts.near for facts in other.scan().facts] == [(), ()]
