@@ -1,0 +1,1 @@
+"""Replays jobs against the scheduler's own code under a virtual clock."""
