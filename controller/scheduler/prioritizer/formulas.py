@@ -14,6 +14,10 @@
     f3        r n + 6,860,000 log10(s)
     f4        r sqrt(n) + 530,000 log10(s)
 
+    psjf      p                             shortest predicted run time first
+    qssf      p n                           least predicted GPU time first: Hu et al., SC 2021
+
+p is the run time predicted from finished jobs (`prediction`), r where there is no prediction.
 r is the user's estimate, else the time limit, else 30 days. A job without GPUs counts as one of
 one GPU. log2(n) counts as at least 1, since it would be 0 for one GPU. In F1 to F4, s counts from
 one second before the first submission in the queue: with seconds since the epoch, log10(s) would
@@ -43,6 +47,8 @@ class Figures:
     """Run time asked, seconds."""
     n: int
     """GPUs, at least 1."""
+    p: float
+    """Run time predicted, seconds."""
 
 
 FORMULAS: Mapping[str, Callable[[Figures], float]] = {
@@ -55,6 +61,8 @@ FORMULAS: Mapping[str, Callable[[Figures], float]] = {
     "srf": lambda f: f.r / f.n,
     "wfp3": lambda f: -((f.w / f.r) ** 3) * f.n,
     "unicep": lambda f: -f.w / (max(1.0, log2(f.n)) * f.r),
+    "psjf": lambda f: f.p,
+    "qssf": lambda f: f.p * f.n,
     "f1": lambda f: log10(f.r) * f.n + 870.0 * log10(f.s),
     "f2": lambda f: sqrt(f.r) * f.n + 25_600.0 * log10(f.s),
     "f3": lambda f: f.r * f.n + 6_860_000.0 * log10(f.s),
@@ -96,11 +104,13 @@ def figures(job: WaitingJob, now_s: float, origin_s: float) -> Figures:
     """The figures of a job; `origin_s` is what its submission counts from."""
     spec = job.spec
     asked_s = spec.time_limit_s if spec.time_estimate_s is None else spec.time_estimate_s
+    run_s = max(1.0, UNKNOWN_RUN_S if asked_s is None else asked_s)
     return Figures(
         s=job.submitted_at_s - origin_s,
         w=max(0.0, now_s - job.submitted_at_s),
-        r=max(1.0, UNKNOWN_RUN_S if asked_s is None else asked_s),
+        r=run_s,
         n=max(1, spec.gpus),
+        p=run_s if job.expected_run_s is None else max(1.0, job.expected_run_s),
     )
 
 
