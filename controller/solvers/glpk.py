@@ -1,14 +1,17 @@
 """GLPK inside this process, without holding the interpreter lock while it solves.
 
-The library is the one in swiglpk's wheel. swiglpk itself keeps the lock during a solve, so that
-heartbeats would stop; the same functions called through ctypes release it. From swiglpk come the
-constants and the layout of the options.
+swiglpk wraps all of GLPK, but holds the lock during a solve: heartbeats would stop. So problems
+are built and read by its functions, which take a sixth of the time of a call through ctypes, and
+solved by the same library's `glp_intopt` through ctypes, which releases the lock.
 
-GLPK ends the whole process (`abort()`) on a call that it does not allow, such as adding 0 rows.
-So models without rows, columns or entries never reach it, and bounds and numbers are checked
-first. The library in the wheel is built without thread-local storage: its list of memory blocks
-belongs to the whole process, and two solves at once corrupt it and abort (seen within seconds).
-So one lock is held from the creation of a problem to its end.
+Two things about libglpk shape this module:
+
+- Its environment (list of memory blocks, terminal, error state) is one for the process in the
+  library of swiglpk's wheels: they are built without thread-local storage (`glp_config("TLS")`
+  answers NULL). Two solves at once corrupt the list and abort. So one lock is held from the
+  creation of a problem to its end; waiting for it counts towards the time limit.
+- It ends the process (`abort()`) on a call that it does not allow, such as adding 0 rows. What it
+  must not be asked is answered by `standard_form.answer_without_solver`.
 """
 
 from __future__ import annotations
@@ -16,23 +19,28 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar
 
 import numpy as np
 
 from controller.scheduler.allocator.milp.solvers import RELATIVE_GAP, Solution, SolveStatus
-from controller.solvers.standard_form import StandardForm, solve_empty, translate
-
-
-class SolverMissing(Exception):
-    """A solver cannot be loaded; the message says why and what to install."""
-
+from controller.solvers.errors import SolverMissing
+from controller.solvers.standard_form import (
+    UNBOUNDED,
+    Answer,
+    Floats,
+    StandardForm,
+    answer_without_solver,
+    translate,
+)
 
 _LIBRARY_IN_USE = threading.Lock()
+_LONGEST_LIMIT_MS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +48,32 @@ class GlpkInProcess:
     """Solves with the library that swiglpk brings. Can be sent to a worker process."""
 
     monotonic: Callable[[], float] = time.monotonic
+    name: ClassVar[str] = "glpk"
 
     def solve(self, model: Any, variables: Sequence[Any], time_limit_s: float) -> Solution:
         """See `MilpSolver.solve`. On the limit, the best answer found is returned.
 
-        GLPK does not look at the clock in presolving and in the first relaxation, so it may
-        overrun the limit there.
+        GLPK looks at the clock between the nodes of its search, and not in presolving or in
+        generating cuts: it may overrun the limit there (docs/solvers.md says how far).
+
+        Raises:
+            NotLinear: the model is no mixed-integer linear program.
         """
-        began_s = self.monotonic()
+        ends_s = self.monotonic() + time_limit_s
         form = translate(model, variables)
-        left_s = time_limit_s - (self.monotonic() - began_s)
-        status, values, message = _solve(form, left_s)
-        return Solution(status, values, self.monotonic() - began_s, message)
+        answer = answer_without_solver(form) or self._ask(form, ends_s)
+        status, values, message = answer
+        return Solution(status, values, self.monotonic() - ends_s + time_limit_s, message)
+
+    def _ask(self, form: StandardForm, ends_s: float) -> Answer:
+        left_s = min(ends_s - self.monotonic(), threading.TIMEOUT_MAX)
+        if left_s <= 0 or not _LIBRARY_IN_USE.acquire(timeout=left_s):
+            return SolveStatus.LIMIT, (), ""
+        try:
+            with loaded(form) as problem:
+                return optimize(form, problem, ends_s - self.monotonic())
+        finally:
+            _LIBRARY_IN_USE.release()
 
 
 def find_glpk() -> GlpkInProcess:
@@ -66,135 +88,119 @@ def find_glpk() -> GlpkInProcess:
 
 @cache
 def load_library() -> tuple[Any, ctypes.CDLL]:
-    """The module swiglpk and its libglpk, with the functions declared that are used here.
+    """The functions of swiglpk, and the libglpk behind them for the two calls made by ctypes.
+
+    A symbol asked of the extension module is looked for in the libraries that it is linked to:
+    so it is the same libglpk, wherever that lies.
 
     Raises:
         SolverMissing: see `find_glpk`.
     """
     try:
-        module = import_module("swiglpk")
-        files = metadata.files("swiglpk") or []
-        paths = [str(file.locate()) for file in files if file.name.startswith("libglpk")]
-        if not paths:
-            raise SolverMissing("swiglpk is installed without its libglpk: take its wheel")
-        library = ctypes.CDLL(paths[0])
-    except (ImportError, OSError) as error:
+        functions = import_module("swiglpk")
+        library = ctypes.CDLL(import_module("swiglpk._swiglpk").__file__)
+        library.glp_intopt.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.glp_load_matrix.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 3]
+        library.glp_load_matrix.restype = None
+    except (ImportError, OSError, AttributeError) as error:
         raise SolverMissing(f"pip install swiglpk ({error})") from error
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return module, library
+    functions.glp_term_out(functions.GLP_OFF)
+    return functions, library
 
 
-_PROBLEM = ctypes.c_void_p
-_INT, _DOUBLE = ctypes.c_int, ctypes.c_double
-_INTS = np.ctypeslib.ndpointer(np.int32, flags="C_CONTIGUOUS")
-_DOUBLES = np.ctypeslib.ndpointer(np.float64, flags="C_CONTIGUOUS")
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "glp_create_prob": (_PROBLEM, []),
-    "glp_delete_prob": (None, [_PROBLEM]),
-    "glp_term_out": (_INT, [_INT]),
-    "glp_add_rows": (_INT, [_PROBLEM, _INT]),
-    "glp_add_cols": (_INT, [_PROBLEM, _INT]),
-    "glp_set_row_bnds": (None, [_PROBLEM, _INT, _INT, _DOUBLE, _DOUBLE]),
-    "glp_set_col_bnds": (None, [_PROBLEM, _INT, _INT, _DOUBLE, _DOUBLE]),
-    "glp_set_obj_coef": (None, [_PROBLEM, _INT, _DOUBLE]),
-    "glp_set_col_kind": (None, [_PROBLEM, _INT, _INT]),
-    "glp_load_matrix": (None, [_PROBLEM, _INT, _INTS, _INTS, _DOUBLES]),
-    "glp_intopt": (_INT, [_PROBLEM, ctypes.c_void_p]),
-    "glp_mip_status": (_INT, [_PROBLEM]),
-    "glp_mip_col_val": (_DOUBLE, [_PROBLEM, _INT]),
-}
-
-_Answer = tuple[SolveStatus, tuple[float, ...], str]
+@contextmanager
+def loaded(form: StandardForm) -> Iterator[Any]:
+    """A GLPK problem of that form. The library must be nobody else's until it is deleted."""
+    functions, library = load_library()
+    problem = functions.glp_create_prob()
+    try:
+        _set_rows(functions, problem, form)
+        _set_columns(functions, problem, form)
+        _set_matrix(library, problem, form)
+        yield problem
+    finally:
+        functions.glp_delete_prob(problem)
 
 
-def _solve(form: StandardForm, time_limit_s: float) -> _Answer:
-    """Solves a form, or answers without GLPK what GLPK must not be asked."""
-    if form.is_empty:
-        values = solve_empty(form)
-        return (
-            (SolveStatus.INFEASIBLE, (), "")
-            if values is None
-            else (SolveStatus.OPTIMAL, values, "")
-        )
-    limit_ms = int(1e3 * time_limit_s)
-    if limit_ms <= 0:
-        return SolveStatus.LIMIT, (), ""
-    if not np.isfinite(form.cost).all() or not np.isfinite(form.coefficients).all():
-        return SolveStatus.ERROR, (), "the model has numbers that are not finite"
-    if np.any(form.lower > form.upper):
-        return SolveStatus.INFEASIBLE, (), ""
-    module, library = load_library()
-    with _LIBRARY_IN_USE:
-        library.glp_term_out(module.GLP_OFF)
-        problem = library.glp_create_prob()
-        try:
-            _load(form, problem, module, library)
-            options = _options(module, limit_ms)
-            code = library.glp_intopt(problem, int(options.this))
-            status = _status(module, code, library.glp_mip_status(problem))
-            if status not in {SolveStatus.OPTIMAL, SolveStatus.FEASIBLE}:
-                message = f"GLPK ended with code {code}" if status is SolveStatus.ERROR else ""
-                return status, (), message
-            numbers = range(1, form.cost.size + 1)
-            columns = [library.glp_mip_col_val(problem, j) for j in numbers]
-        finally:
-            library.glp_delete_prob(problem)
-    return status, form.answer(columns), ""
+def _set_rows(functions: Any, problem: Any, form: StandardForm) -> None:
+    functions.glp_add_rows(problem, form.row_lower.size)
+    set_bounds = functions.glp_set_row_bnds
+    kinds = _bound_kinds(functions, form.row_lower, form.row_upper)
+    limits = zip(kinds, form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
+    for i, (kind, low, high) in enumerate(limits, 1):
+        set_bounds(problem, i, kind, low, high)
 
 
-def _load(form: StandardForm, problem: int, module: Any, library: ctypes.CDLL) -> None:
-    rows, columns = form.row_lower.size, form.cost.size
-    library.glp_add_rows(problem, rows)
-    library.glp_add_cols(problem, columns)
-    limits = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
-    for i, (low, high) in enumerate(limits, 1):
-        library.glp_set_row_bnds(problem, i, _bound_kind(module, low, high), low, high)
-    limits = zip(form.lower.tolist(), form.upper.tolist(), strict=True)
-    costs, is_integer = form.cost.tolist(), form.is_integer.tolist()
-    for j, (low, high) in enumerate(limits, 1):
-        if is_integer[j - 1]:
-            library.glp_set_col_kind(problem, j, module.GLP_IV)
-        library.glp_set_col_bnds(problem, j, _bound_kind(module, low, high), low, high)
-        if costs[j - 1]:
-            library.glp_set_obj_coef(problem, j, costs[j - 1])
+def _set_columns(functions: Any, problem: Any, form: StandardForm) -> None:
+    functions.glp_add_cols(problem, form.cost.size)
+    set_bounds, set_kind = functions.glp_set_col_bnds, functions.glp_set_col_kind
+    kinds = _bound_kinds(functions, form.lower, form.upper)
+    limits = zip(kinds, form.lower.tolist(), form.upper.tolist(), strict=True)
+    for j, (kind, low, high) in enumerate(limits, 1):
+        set_bounds(problem, j, kind, low, high)
+    for j in (np.flatnonzero(form.is_integer) + 1).tolist():
+        set_kind(problem, j, functions.GLP_IV)
+    costly = np.flatnonzero(form.cost)
+    for j, cost in zip((costly + 1).tolist(), form.cost[costly].tolist(), strict=True):
+        functions.glp_set_obj_coef(problem, j, cost)
+
+
+def _set_matrix(library: ctypes.CDLL, problem: Any, form: StandardForm) -> None:
     # GLPK counts from 1 and does not look at the first element of an array.
     entries = form.coefficients.size
-    row_of, column_of = np.zeros(entries + 1, np.int32), np.zeros(entries + 1, np.int32)
-    value = np.zeros(entries + 1)
-    row_of[1:] = form.rows + 1
-    column_of[1:] = np.repeat(np.arange(1, columns + 1, dtype=np.int32), np.diff(form.starts))
-    value[1:] = form.coefficients
-    library.glp_load_matrix(problem, entries, row_of, column_of, value)
+    row_of, column_of = np.empty(entries + 1, np.int32), np.empty(entries + 1, np.int32)
+    coefficient = np.empty(entries + 1, np.float64)
+    rows = np.arange(1, form.row_lower.size + 1, dtype=np.int32)
+    row_of[1:] = np.repeat(rows, np.diff(form.starts))
+    column_of[1:] = form.columns + 1
+    coefficient[1:] = form.coefficients
+    arrays = (row_of.ctypes.data, column_of.ctypes.data, coefficient.ctypes.data)
+    library.glp_load_matrix(int(problem), entries, *arrays)
 
 
-def _bound_kind(module: Any, low: float, high: float) -> int:
-    if low == high:
-        return int(module.GLP_FX)
-    if low == -np.inf:
-        return int(module.GLP_FR if high == np.inf else module.GLP_UP)
-    return int(module.GLP_LO if high == np.inf else module.GLP_DB)
+def _bound_kinds(functions: Any, lower: Floats, upper: Floats) -> list[int]:
+    conditions = [lower == upper, (lower == -np.inf) & (upper == np.inf)]
+    conditions += [lower == -np.inf, upper == np.inf]
+    kinds = [functions.GLP_FX, functions.GLP_FR, functions.GLP_UP, functions.GLP_LO]
+    found: list[int] = np.select(conditions, kinds, functions.GLP_DB).tolist()
+    return found
 
 
-def _options(module: Any, limit_ms: int) -> Any:
-    options = module.glp_iocp()
-    module.glp_init_iocp(options)
-    options.msg_lev = module.GLP_MSG_OFF
-    options.presolve = module.GLP_ON
-    options.gmi_cuts = options.mir_cuts = options.cov_cuts = options.clq_cuts = module.GLP_ON
+def optimize(form: StandardForm, problem: Any, time_limit_s: float) -> Answer:
+    """Solves a loaded problem and reads the answer."""
+    limit_ms = min(int(1e3 * time_limit_s), _LONGEST_LIMIT_MS)
+    if limit_ms <= 0:
+        return SolveStatus.LIMIT, (), ""
+    functions, library = load_library()
+    options = _options(functions, limit_ms)
+    code = library.glp_intopt(int(problem), int(options.this))
+    status = _status(functions, code, functions.glp_mip_status(problem))
+    if status in {SolveStatus.OPTIMAL, SolveStatus.FEASIBLE}:
+        read = functions.glp_mip_col_val
+        columns = [read(problem, j) for j in range(1, form.cost.size + 1)]
+        return status, form.answer(columns), ""
+    if code == functions.GLP_ENODFS:
+        return UNBOUNDED
+    return status, (), f"GLPK ended with code {code}" if status is SolveStatus.ERROR else ""
+
+
+def _options(functions: Any, limit_ms: int) -> Any:
+    options = functions.glp_iocp()
+    functions.glp_init_iocp(options)
+    options.msg_lev = functions.GLP_MSG_OFF
+    options.presolve = functions.GLP_ON
+    options.gmi_cuts = options.mir_cuts = options.cov_cuts = options.clq_cuts = functions.GLP_ON
     options.mip_gap = RELATIVE_GAP
     options.tm_lim = limit_ms
     return options
 
 
-def _status(module: Any, code: int, mip_status: int) -> SolveStatus:
-    if mip_status == module.GLP_OPT or (
-        code == module.GLP_EMIPGAP and mip_status == module.GLP_FEAS
-    ):
+def _status(functions: Any, code: int, mip_status: int) -> SolveStatus:
+    is_feasible = mip_status == functions.GLP_FEAS
+    if mip_status == functions.GLP_OPT or (is_feasible and code == functions.GLP_EMIPGAP):
         return SolveStatus.OPTIMAL
-    if mip_status == module.GLP_FEAS:
+    if is_feasible:
         return SolveStatus.FEASIBLE
-    if code == module.GLP_ENOPFS or (code == 0 and mip_status == module.GLP_NOFEAS):
+    if code == functions.GLP_ENOPFS or (code == 0 and mip_status == functions.GLP_NOFEAS):
         return SolveStatus.INFEASIBLE
-    return SolveStatus.LIMIT if code == module.GLP_ETMLIM else SolveStatus.ERROR
+    return SolveStatus.LIMIT if code == functions.GLP_ETMLIM else SolveStatus.ERROR

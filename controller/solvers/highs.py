@@ -1,6 +1,7 @@
 """HiGHS inside this process, an optional second solver (`pip install highspy`).
 
-It releases the interpreter lock while it solves.
+It releases the interpreter lock while it solves, and solves of several threads do not disturb
+each other.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
-
-import numpy as np
+from typing import Any, ClassVar
 
 from controller.scheduler.allocator.milp.solvers import RELATIVE_GAP, Solution, SolveStatus
-from controller.solvers.glpk import SolverMissing
-from controller.solvers.standard_form import StandardForm, solve_empty, translate
+from controller.solvers.errors import SolverMissing
+from controller.solvers.standard_form import (
+    UNBOUNDED,
+    Answer,
+    StandardForm,
+    answer_without_solver,
+    translate,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,20 @@ class Highs:
     """Solves with highspy, in one thread. Can be sent to a worker process."""
 
     monotonic: Callable[[], float] = time.monotonic
+    name: ClassVar[str] = "highs"
 
     def solve(self, model: Any, variables: Sequence[Any], time_limit_s: float) -> Solution:
-        """See `MilpSolver.solve`. On the limit, the best answer found is returned."""
+        """See `MilpSolver.solve`. On the limit, the best answer found is returned.
+
+        Raises:
+            NotLinear: the model is no mixed-integer linear program.
+        """
         began_s = self.monotonic()
         form = translate(model, variables)
-        left_s = time_limit_s - (self.monotonic() - began_s)
-        status, values, message = _solve(form, left_s)
+        answer = answer_without_solver(form)
+        if answer is None:
+            answer = _ask(form, time_limit_s - (self.monotonic() - began_s))
+        status, values, message = answer
         return Solution(status, values, self.monotonic() - began_s, message)
 
 
@@ -46,14 +58,7 @@ def find_highs() -> Highs:
     return Highs()
 
 
-def _solve(form: StandardForm, time_limit_s: float) -> tuple[SolveStatus, tuple[float, ...], str]:
-    if form.is_empty:
-        values = solve_empty(form)
-        return (
-            (SolveStatus.INFEASIBLE, (), "")
-            if values is None
-            else (SolveStatus.OPTIMAL, values, "")
-        )
+def _ask(form: StandardForm, time_limit_s: float) -> Answer:
     if time_limit_s <= 0:
         return SolveStatus.LIMIT, (), ""
     highspy = import_module("highspy")
@@ -68,19 +73,27 @@ def _solve(form: StandardForm, time_limit_s: float) -> tuple[SolveStatus, tuple[
     if solver.passModel(_program(form, highspy)) == highspy.HighsStatus.kError:
         return SolveStatus.ERROR, (), "HiGHS does not accept the model"
     solver.run()
+    return _answer(form, solver, highspy)
+
+
+def _answer(form: StandardForm, solver: Any, highspy: Any) -> Answer:
     status = solver.getModelStatus()
-    if status == highspy.HighsModelStatus.kInfeasible:
+    known = highspy.HighsModelStatus
+    if status == known.kInfeasible:
         return SolveStatus.INFEASIBLE, (), ""
-    has_values = (
-        solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    )
-    if status not in {highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit}:
+    if status in {known.kUnbounded, known.kUnboundedOrInfeasible}:
+        return UNBOUNDED
+    if status not in {known.kOptimal, known.kTimeLimit}:
         return SolveStatus.ERROR, (), f"HiGHS ended with {solver.modelStatusToString(status)}"
-    if not has_values:
+    found = solver.getInfo().primal_solution_status
+    if found != highspy.SolutionStatus.kSolutionStatusFeasible:
         return SolveStatus.LIMIT, (), ""
-    is_optimal = status == highspy.HighsModelStatus.kOptimal
     values = form.answer(list(solver.getSolution().col_value))
-    return SolveStatus.OPTIMAL if is_optimal else SolveStatus.FEASIBLE, values, ""
+    return (
+        SolveStatus.OPTIMAL if status == known.kOptimal else SolveStatus.FEASIBLE,
+        values,
+        "",
+    )
 
 
 def _program(form: StandardForm, highspy: Any) -> Any:
@@ -88,10 +101,11 @@ def _program(form: StandardForm, highspy: Any) -> Any:
     program.num_col_, program.num_row_ = form.cost.size, form.row_lower.size
     program.col_cost_, program.col_lower_, program.col_upper_ = form.cost, form.lower, form.upper
     program.row_lower_, program.row_upper_ = form.row_lower, form.row_upper
-    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.num_col_, program.a_matrix_.num_row_ = form.cost.size, form.row_lower.size
     program.a_matrix_.start_ = form.starts
-    program.a_matrix_.index_ = form.rows
+    program.a_matrix_.index_ = form.columns
     program.a_matrix_.value_ = form.coefficients
     kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-    program.integrality_ = [kinds[int(integer)] for integer in np.asarray(form.is_integer)]
+    program.integrality_ = [kinds[is_integer] for is_integer in form.is_integer.tolist()]
     return program
