@@ -131,12 +131,12 @@ def measure(allocator: Allocator, instances: Sequence[Instance]) -> dict[str, An
 
 
 def against_published(runs: int, allocators: dict[str, Allocator]) -> dict[str, Any]:
-    """The same 64 jobs on 36 nodes: time, and value by the default weights, of each allocator."""
+    """The same 64 jobs on 128 nodes: time, and value by the default weights, of each allocator."""
     weights = PRESETS["completion-time"]
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in allocators}
     never_worse = 0
     for seed in range(runs):
-        instance = make_instance(64, 36, 0.5, 1000 + seed)
+        instance = make_instance(64, 128, 0.5, 1000 + seed)
         values = {}
         for name, allocator in allocators.items():
             spent_ms, placement = timed(allocator, instance)
