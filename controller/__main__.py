@@ -161,6 +161,7 @@ def _allocator(config: ControllerConfig) -> Allocator:
     solver, missing = None, ""
     try:
         solver = make_solver(config.solver)
+        log.info("placements are solved by %s", solver.name)
     except SolverMissing as error:
         if config.solver != "auto":
             raise

@@ -2,9 +2,9 @@
 
 swiglpk wraps all of GLPK, but holds the lock during a solve: heartbeats would stop. So problems
 are built and read by its functions, which take a sixth of the time of a call through ctypes, and
-solved by the same library's `glp_intopt` through ctypes, which releases the lock.
+solved by the same library's functions through ctypes, which releases the lock.
 
-Two things about libglpk shape this module:
+Three things about libglpk shape this module:
 
 - Its environment (list of memory blocks, terminal, error state) is one for the process in the
   library of swiglpk's wheels: they are built without thread-local storage (`glp_config("TLS")`
@@ -12,6 +12,8 @@ Two things about libglpk shape this module:
   creation of a problem to its end; waiting for it counts towards the time limit.
 - It ends the process (`abort()`) on a call that it does not allow, such as adding 0 rows. What it
   must not be asked is answered by `standard_form.answer_without_solver`.
+- Its presolver has assertions that ordinary models break (5 of 6,000 random ones), which ends the
+  process as well. So it is off: the relaxation is solved first, which takes no longer.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ class GlpkInProcess:
     def solve(self, model: Any, variables: Sequence[Any], time_limit_s: float) -> Solution:
         """See `MilpSolver.solve`. On the limit, the best answer found is returned.
 
-        GLPK looks at the clock between the nodes of its search, and not in presolving or in
-        generating cuts: it may overrun the limit there (docs/solvers.md says how far).
+        GLPK looks at the clock between the nodes of its search, not while it makes cuts or solves
+        a node: it may overrun the limit there (docs/solvers.md says how far).
 
         Raises:
             NotLinear: the model is no mixed-integer linear program.
@@ -71,7 +73,7 @@ class GlpkInProcess:
             return SolveStatus.LIMIT, (), ""
         try:
             with loaded(form) as problem:
-                return optimize(form, problem, ends_s - self.monotonic())
+                return optimize(form, problem, lambda: ends_s - self.monotonic())
         finally:
             _LIBRARY_IN_USE.release()
 
@@ -88,7 +90,7 @@ def find_glpk() -> GlpkInProcess:
 
 @cache
 def load_library() -> tuple[Any, ctypes.CDLL]:
-    """The functions of swiglpk, and the libglpk behind them for the two calls made by ctypes.
+    """The functions of swiglpk, and the libglpk behind them for the calls made by ctypes.
 
     A symbol asked of the extension module is looked for in the libraries that it is linked to:
     so it is the same libglpk, wherever that lies.
@@ -99,7 +101,7 @@ def load_library() -> tuple[Any, ctypes.CDLL]:
     try:
         functions = import_module("swiglpk")
         library = ctypes.CDLL(import_module("swiglpk._swiglpk").__file__)
-        library.glp_intopt.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.glp_simplex.argtypes = library.glp_intopt.argtypes = [ctypes.c_void_p] * 2
         library.glp_load_matrix.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 3]
         library.glp_load_matrix.restype = None
     except (ImportError, OSError, AttributeError) as error:
@@ -166,29 +168,57 @@ def _bound_kinds(functions: Any, lower: Floats, upper: Floats) -> list[int]:
     return found
 
 
-def optimize(form: StandardForm, problem: Any, time_limit_s: float) -> Answer:
-    """Solves a loaded problem and reads the answer."""
-    limit_ms = min(int(1e3 * time_limit_s), _LONGEST_LIMIT_MS)
-    if limit_ms <= 0:
-        return SolveStatus.LIMIT, (), ""
+def optimize(form: StandardForm, problem: Any, left_s: Callable[[], float]) -> Answer:
+    """Solves a loaded problem while there is time left, and reads the answer."""
     functions, library = load_library()
-    options = _options(functions, limit_ms)
+    relaxed = _relax(functions, library, problem, left_s())
+    if relaxed is not None:
+        return relaxed
+    limit_ms = _limit_ms(left_s())
+    if not limit_ms:
+        return SolveStatus.LIMIT, (), ""
+    options = _search_options(functions, limit_ms)
     code = library.glp_intopt(int(problem), int(options.this))
     status = _status(functions, code, functions.glp_mip_status(problem))
     if status in {SolveStatus.OPTIMAL, SolveStatus.FEASIBLE}:
         read = functions.glp_mip_col_val
         columns = [read(problem, j) for j in range(1, form.cost.size + 1)]
         return status, form.answer(columns), ""
-    if code == functions.GLP_ENODFS:
-        return UNBOUNDED
-    return status, (), f"GLPK ended with code {code}" if status is SolveStatus.ERROR else ""
+    return status, (), f"glp_intopt ended with code {code}" if status is SolveStatus.ERROR else ""
 
 
-def _options(functions: Any, limit_ms: int) -> Any:
+def _limit_ms(time_limit_s: float) -> int:
+    return max(0, min(int(1e3 * time_limit_s), _LONGEST_LIMIT_MS))
+
+
+def _relax(
+    functions: Any, library: ctypes.CDLL, problem: Any, time_limit_s: float
+) -> Answer | None:
+    """Solves the relaxation, from which the search starts; an answer if that is the end."""
+    limit_ms = _limit_ms(time_limit_s)
+    if not limit_ms:
+        return SolveStatus.LIMIT, (), ""
+    functions.glp_scale_prob(problem, functions.GLP_SF_AUTO)
+    options = functions.glp_smcp()
+    functions.glp_init_smcp(options)
+    options.msg_lev, options.tm_lim = functions.GLP_MSG_OFF, limit_ms
+    code = library.glp_simplex(int(problem), int(options.this))
+    match functions.glp_get_status(problem):
+        case functions.GLP_OPT:
+            return None
+        case functions.GLP_NOFEAS:
+            return SolveStatus.INFEASIBLE, (), ""
+        case functions.GLP_UNBND:
+            return UNBOUNDED
+    if code == functions.GLP_ETMLIM:
+        return SolveStatus.LIMIT, (), ""
+    return SolveStatus.ERROR, (), f"glp_simplex ended with code {code}"
+
+
+def _search_options(functions: Any, limit_ms: int) -> Any:
     options = functions.glp_iocp()
     functions.glp_init_iocp(options)
     options.msg_lev = functions.GLP_MSG_OFF
-    options.presolve = functions.GLP_ON
     options.gmi_cuts = options.mir_cuts = options.cov_cuts = options.clq_cuts = functions.GLP_ON
     options.mip_gap = RELATIVE_GAP
     options.tm_lim = limit_ms
@@ -201,6 +231,6 @@ def _status(functions: Any, code: int, mip_status: int) -> SolveStatus:
         return SolveStatus.OPTIMAL
     if is_feasible:
         return SolveStatus.FEASIBLE
-    if code == functions.GLP_ENOPFS or (code == 0 and mip_status == functions.GLP_NOFEAS):
+    if code == 0 and mip_status == functions.GLP_NOFEAS:
         return SolveStatus.INFEASIBLE
     return SolveStatus.LIMIT if code == functions.GLP_ETMLIM else SolveStatus.ERROR

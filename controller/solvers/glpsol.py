@@ -1,8 +1,9 @@
-"""GLPK's command line solver: where it is, and running it on a Pyomo model within a time limit.
+"""GLPK's command line solver: where it is, and running it on a model within a time limit.
 
-Pyomo writes the model; the program is run here rather than by `SolverFactory("glpk")`, because
-that counts its limit in whole seconds, kills a second later, leaves files behind when it does, can
-give the program no library path of its own, and takes twice as long for models of this size.
+The program is run here rather than by Pyomo's `SolverFactory("glpk")`, because that counts its
+limit in whole seconds, kills a second later, leaves files behind when it does, can give the
+program no library path of its own, and takes several times as long for models of this size.
+Models are written in GLPK's own format, in which rows and columns have numbers and no names.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from controller.scheduler.allocator.milp.solvers import RELATIVE_GAP, Solution, SolveStatus
+from controller.solvers.standard_form import (
+    UNBOUNDED,
+    Answer,
+    StandardForm,
+    answer_without_solver,
+    translate,
+)
 
-_STATUS = {"o": SolveStatus.OPTIMAL, "f": SolveStatus.OPTIMAL, "n": SolveStatus.INFEASIBLE}
-"""Of a solution file. `f` is a stop at the gap unless the output says that time was up."""
+_TIME_IS_UP = "TIME LIMIT EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class Glpsol:
     library_path: Path | None = None
     """Folder with libglpk, for an executable that does not find it by itself."""
     monotonic: Callable[[], float] = time.monotonic
+    name: ClassVar[str] = "glpsol"
 
     def solve(self, model: Any, variables: Sequence[Any], time_limit_s: float) -> Solution:
         """See `MilpSolver.solve`. The process is killed when the limit is over.
@@ -42,33 +52,34 @@ class Glpsol:
         which is set as well, so that it ends even if this process is killed.
         """
         began_s = self.monotonic()
-        with tempfile.TemporaryDirectory(prefix="rltune-glpsol-") as folder:
-            files = _Files(Path(folder))
-            names = _write_model(model, variables, files.model)
-            left_s = time_limit_s - (self.monotonic() - began_s)
-            status, message = self._run(files, left_s)
-            values: tuple[float, ...] = ()
-            if status is None:
-                try:
-                    status, values = _read_solution(files, names)
-                except (OSError, ValueError, LookupError) as error:
-                    status, message = SolveStatus.ERROR, f"glpsol's answer is unreadable: {error}"
-        if status is SolveStatus.OPTIMAL and "TIME LIMIT EXCEEDED" in message:
-            status = SolveStatus.FEASIBLE
-        return Solution(
-            status,
-            values,
-            self.monotonic() - began_s,
-            message if status is SolveStatus.ERROR else "",
-        )
+        form = translate(model, variables)
+        answer = answer_without_solver(form)
+        if answer is None:
+            answer = self._ask(form, time_limit_s - (self.monotonic() - began_s))
+        status, values, message = answer
+        return Solution(status, values, self.monotonic() - began_s, message)
 
-    def _run(self, files: _Files, time_limit_s: float) -> tuple[SolveStatus | None, str]:
-        """Runs the program; status None means that there is a solution file to read."""
+    def _ask(self, form: StandardForm, time_limit_s: float) -> Answer:
         if time_limit_s <= 0:
-            return SolveStatus.LIMIT, ""
+            return SolveStatus.LIMIT, (), ""
+        ends_s = self.monotonic() + time_limit_s
+        try:
+            with tempfile.TemporaryDirectory(prefix="rltune-glpsol-") as folder:
+                model, solution = Path(folder) / "model.glp", Path(folder) / "solution.txt"
+                write_model(form, model)
+                failed, said = self._run(model, solution, ends_s - self.monotonic())
+                return _answer(form, solution, said) if failed is None else (failed, (), said)
+        except OSError as error:
+            return SolveStatus.ERROR, (), f"glpsol's files cannot be written: {error}"
+
+    def _run(
+        self, model: Path, solution: Path, time_limit_s: float
+    ) -> tuple[SolveStatus | None, str]:
+        """Runs the program; status None means that it ended well, with what it said."""
         command = [
             str(self.executable),
-            *("--lp", str(files.model), "--write", str(files.solution), "--wglp", str(files.names)),
+            *("--glp", str(model), "--write", str(solution)),
+            *("--nopresol", "--nointopt"),  # the presolvers have assertions that models break
             *("--mipgap", str(RELATIVE_GAP), "--cuts", "--tmlim", str(ceil(time_limit_s))),
         ]
         try:
@@ -107,7 +118,7 @@ class Glpsol:
 
 def load_pyomo() -> None:
     """Loads Pyomo (about 0.4 s), which the first solve would else pay for."""
-    import pyomo.repn.plugins.lp_writer  # noqa: F401, PLC0415 (on demand)
+    import pyomo.repn  # noqa: F401, PLC0415 (on demand)
 
     import controller.scheduler.allocator.milp.model  # noqa: F401, PLC0415 (on demand)
 
@@ -144,54 +155,81 @@ def _from_cmeel() -> Glpsol | None:
     return Glpsol(executable, prefix / "lib") if os.access(executable, os.X_OK) else None
 
 
-class _Files:
-    """The files of one solve."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = folder / "model.lp"
-        self.solution = folder / "solution.txt"
-        self.names = folder / "names.txt"
-
-
-def _write_model(model: Any, variables: Sequence[Any], path: Path) -> list[str | None]:
-    """Writes the model in CPLEX LP format; the name there of each variable, None if unused."""
-    from pyomo.repn.plugins.lp_writer import LPWriter  # noqa: PLC0415 (0.4 s to load)
-
-    with path.open("w", encoding="ascii") as file:
-        symbols = LPWriter().write(model, file).symbol_map.byObject
-    return [symbols.get(id(variable)) for variable in variables]
-
-
-def _read_solution(
-    files: _Files, names: Sequence[str | None]
-) -> tuple[SolveStatus, tuple[float, ...]]:
-    """Reads `--write`'s file, with the columns' names from `--wglp`'s.
+def write_model(form: StandardForm, path: Path) -> None:
+    """Writes a form in GLPK's problem format (its reference manual, `glp_write_prob`).
 
     Raises:
-        ValueError, LookupError: a file is not as GLPK's manual says.
+        OSError: the file cannot be written.
     """
-    columns = {}
-    with files.names.open(encoding="ascii") as file:
-        for line in file:
-            if line.startswith("n j "):
-                _, _, column, name = line.split()
-                columns[name] = column
-    status = None
-    values = {}
-    with files.solution.open(encoding="ascii") as file:
-        for line in file:
-            if line.startswith("s "):
-                status = line.split()[4]
-            elif line.startswith("j "):
-                _, column, value = line.split()
-                values[column] = float(value)
-    if status is None:
+    rows, columns = form.row_lower.size, form.cost.size
+    lines = [f"p mip min {rows} {columns} {form.coefficients.size}"]
+    limits = zip(form.row_lower.tolist(), form.row_upper.tolist(), strict=True)
+    lines += [f"i {i} {_bounds(low, high)}" for i, (low, high) in enumerate(limits, 1)]
+    kinds = ["i" if is_integer else "c" for is_integer in form.is_integer.tolist()]
+    bounded = zip(kinds, form.lower.tolist(), form.upper.tolist(), strict=True)
+    lines += [f"j {j} {kind} {_bounds(*both)}" for j, (kind, *both) in enumerate(bounded, 1)]
+    lines += [f"a 0 {j} {cost!r}" for j, cost in enumerate(form.cost.tolist(), 1) if cost]
+    row_of = np.repeat(np.arange(1, rows + 1), np.diff(form.starts)).tolist()
+    entries = zip(row_of, form.columns.tolist(), form.coefficients.tolist(), strict=True)
+    lines += [f"a {i} {column + 1} {factor!r}" for i, column, factor in entries]
+    path.write_text("\n".join([*lines, "e o f", ""]), encoding="ascii")
+
+
+def _bounds(low: float, high: float) -> str:
+    if low == high:
+        return f"s {low!r}"
+    if low == -inf:
+        return "f" if high == inf else f"u {high!r}"
+    return f"l {low!r}" if high == inf else f"d {low!r} {high!r}"
+
+
+def _answer(form: StandardForm, path: Path, said: str) -> Answer:
+    try:
+        return _read_solution(form, path, said)
+    except (OSError, ValueError, LookupError) as error:
+        return SolveStatus.ERROR, (), f"glpsol's answer is unreadable: {error}"
+
+
+def _read_solution(form: StandardForm, path: Path, said: str) -> Answer:
+    """Reads the file of `--write`.
+
+    Raises:
+        OSError: there is no file.
+        ValueError, LookupError: it is not as GLPK's manual says.
+    """
+    lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    solution = next((line for line in lines if line[:1] == ["s"]), None)
+    if solution is None:
         raise ValueError("no status line")
-    if status not in _STATUS:
-        return SolveStatus.LIMIT, ()
-    if _STATUS[status] is SolveStatus.INFEASIBLE:
-        return SolveStatus.INFEASIBLE, ()
-    answer = tuple(
-        0.0 if name is None or name not in columns else values[columns[name]] for name in names
-    )
-    return _STATUS[status], answer
+    is_mip = solution[1] == "mip"
+    status = _mip_status(solution[4], said) if is_mip else _lp_status(*solution[4:6])
+    if status is None:
+        return _without_solution(said)
+    if status is SolveStatus.INFEASIBLE:
+        return status, (), ""
+    value_of = {int(line[1]): float(line[2 if is_mip else 3]) for line in lines if line[0] == "j"}
+    return status, form.answer([value_of[j] for j in range(1, form.cost.size + 1)]), ""
+
+
+def _mip_status(letter: str, said: str) -> SolveStatus | None:
+    """Of the status of a mixed-integer solution; None if that is `u`, undefined."""
+    if letter in {"o", "f"}:  # `f` also where it stopped at the gap
+        return SolveStatus.FEASIBLE if _TIME_IS_UP in said else SolveStatus.OPTIMAL
+    return SolveStatus.INFEASIBLE if letter == "n" else None
+
+
+def _lp_status(primal: str, dual: str) -> SolveStatus | None:
+    """Of the two statuses of a model without integers; None if there is no solution."""
+    if primal == "f" and dual != "n":
+        return SolveStatus.OPTIMAL if dual == "f" else SolveStatus.FEASIBLE
+    return SolveStatus.INFEASIBLE if primal == "n" else None
+
+
+def _without_solution(said: str) -> Answer:
+    if "NO PRIMAL FEASIBLE SOLUTION" in said:
+        return SolveStatus.INFEASIBLE, (), ""
+    if "NO DUAL FEASIBLE SOLUTION" in said or "UNBOUNDED" in said:
+        return UNBOUNDED
+    if _TIME_IS_UP in said:
+        return SolveStatus.LIMIT, (), ""
+    return SolveStatus.ERROR, (), f"glpsol found no solution: {said.strip()[-200:]}"

@@ -24,8 +24,12 @@ Answer = tuple[SolveStatus, tuple[float, ...], str]
 """Status, values of the variables asked for, and what went wrong."""
 
 UNBOUNDED: Answer = (SolveStatus.ERROR, (), "the model is unbounded: a variable lacks a bound")
-LARGEST = 1e15
-"""Numbers beyond it are not exact in floating point, and GLPK's assertions do not expect them."""
+FACTORS = (1e-4, 1e5)
+"""Smallest and largest magnitude of a factor in a row; GLPK's assertions hold within (measured)."""
+COSTS = (1e-9, 1e6)
+"""Of a factor of the objective."""
+LARGEST_LIMIT = 1e9
+"""Of a bound or a right hand side that is not infinite."""
 _TOLERANCE = 1e-9
 """Of numbers that arithmetic has blurred."""
 
@@ -190,16 +194,12 @@ def _bounds(variable: Any) -> tuple[float, float]:
 def answer_without_solver(form: StandardForm) -> Answer | None:
     """The answer, where a solver must not be asked or need not be; None if it must.
 
-    GLPK ends the process when it is asked to add no rows or columns, and has assertions that
-    numbers which are not finite, or absurdly large, would break.
+    GLPK ends the process when it is asked to add no rows or columns, and when numbers that are
+    not finite, or many powers of ten apart, break an assertion.
     """
-    numbers = (form.cost, form.coefficients)
-    limits = (form.lower, form.upper, form.row_lower, form.row_upper)
-    if not all(np.all(np.abs(array) <= LARGEST) for array in numbers) or any(
-        np.any(np.isnan(array) | ((np.abs(array) > LARGEST) & np.isfinite(array)))
-        for array in limits
-    ):
-        return SolveStatus.ERROR, (), f"the model has numbers that are not within {LARGEST:g}"
+    problem = _bad_numbers(form)
+    if problem:
+        return SolveStatus.ERROR, (), problem
     is_empty_row = np.diff(form.starts) == 0
     if (
         _is_crossed(form.lower, form.upper)
@@ -209,6 +209,19 @@ def answer_without_solver(form: StandardForm) -> Answer | None:
     ):
         return SolveStatus.INFEASIBLE, (), ""
     return None if form.coefficients.size else _optimum_without_rows(form)
+
+
+def _bad_numbers(form: StandardForm) -> str:
+    """What is wrong with the numbers, "" if nothing."""
+    named = (("a factor", form.coefficients, FACTORS), ("a cost", form.cost, COSTS))
+    for name, numbers, (least, most) in named:
+        size = np.abs(numbers)
+        if not np.all((numbers == 0) | ((size >= least) & (size <= most))):
+            return f"the model has {name} that is not within {least:g} and {most:g}: scale it"
+    for numbers in (form.lower, form.upper, form.row_lower, form.row_upper):
+        if not np.all(np.isinf(numbers) | (np.abs(numbers) <= LARGEST_LIMIT)):
+            return f"the model has a bound that is not within {LARGEST_LIMIT:g}: scale it"
+    return ""
 
 
 def _is_crossed(lower: Floats, upper: Floats) -> bool:

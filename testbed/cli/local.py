@@ -34,6 +34,9 @@ def up(
     ] = None,
     policy: Annotated[str, typer.Option(help="Order of the queue.")] = "multifactor",
     allocator: Annotated[str, typer.Option(help="Placement.")] = "milp",
+    solver: Annotated[
+        str, typer.Option(help="Of the allocators that solve: auto, glpk, glpsol or highs.")
+    ] = "auto",
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port on loopback; 0: any free one.")
     ] = int(DEFAULT_CONTROLLER.rpartition(":")[2]),
@@ -51,7 +54,7 @@ def up(
     """Start a controller and nodes on this machine; Ctrl-C stops them and cancels their jobs."""
     from testbed.cli.local_up import UpOptions, run_up  # noqa: PLC0415
 
-    run_up(UpOptions(nodes, gpus, policy, allocator, port, state_dir, config, json_output))
+    run_up(UpOptions(nodes, gpus, policy, allocator, solver, port, state_dir, config, json_output))
 
 
 def demo(

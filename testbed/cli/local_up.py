@@ -37,6 +37,7 @@ class UpOptions:
     gpus: str | None
     policy: str
     allocator: str
+    solver: str
     port: int
     state_dir: Path | None
     config: Path | None
@@ -74,7 +75,8 @@ def run_up(options: UpOptions) -> None:
 
 
 def _controller_options(options: UpOptions) -> list[str]:
-    return [] if options.config is None else ["--config", str(options.config.absolute())]
+    config = [] if options.config is None else ["--config", str(options.config.absolute())]
+    return ["--solver", options.solver, *config]
 
 
 def stopped_lines(stopped: Stopped) -> list[str]:
