@@ -260,6 +260,13 @@ class Placement:
     cost: float = 0.0
     """What the places cost by the allocator's weights; the starts come first."""
 
+    @property
+    def status(self) -> str:
+        """`fallback`, `cut short`, or `done`: all that the allocator promises holds."""
+        if self.fallback:
+            return "fallback"
+        return "cut short" if self.cut_short else "done"
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
