@@ -32,6 +32,8 @@ from controller.solvers.standard_form import (
     translate,
 )
 
+_LONGEST_LIMIT_S = 1e6
+"""As good as none; the system's timers do not take much more."""
 _TIME_IS_UP = "TIME LIMIT EXCEEDED"
 
 
@@ -62,7 +64,7 @@ class Glpsol:
     def _ask(self, form: StandardForm, time_limit_s: float) -> Answer:
         if time_limit_s <= 0:
             return SolveStatus.LIMIT, (), ""
-        ends_s = self.monotonic() + time_limit_s
+        ends_s = self.monotonic() + min(time_limit_s, _LONGEST_LIMIT_S)
         try:
             with tempfile.TemporaryDirectory(prefix="rltune-glpsol-") as folder:
                 model, solution = Path(folder) / "model.glp", Path(folder) / "solution.txt"

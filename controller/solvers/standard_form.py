@@ -24,11 +24,11 @@ Answer = tuple[SolveStatus, tuple[float, ...], str]
 """Status, values of the variables asked for, and what went wrong."""
 
 UNBOUNDED: Answer = (SolveStatus.ERROR, (), "the model is unbounded: a variable lacks a bound")
-FACTORS = (1e-4, 1e5)
+FACTORS = (1e-2, 1e4)
 """Smallest and largest magnitude of a factor in a row; GLPK's assertions hold within (measured)."""
-COSTS = (1e-9, 1e6)
+COSTS = (1e-6, 1e6)
 """Of a factor of the objective."""
-LARGEST_LIMIT = 1e9
+LARGEST_LIMIT = 1e7
 """Of a bound or a right hand side that is not infinite."""
 _TOLERANCE = 1e-9
 """Of numbers that arithmetic has blurred."""
@@ -129,6 +129,8 @@ class _Compiler:
 
     def _add_row(self, low: float | None, body: Any, high: float | None) -> None:
         constant, terms = self._terms(body)
+        if 0.0 in terms.values():
+            terms = {column: factor for column, factor in terms.items() if factor}
         self.columns += terms
         self.coefficients += terms.values()
         self.starts.append(len(self.columns))
