@@ -189,7 +189,7 @@ class SnapshotBuilder:
                 self._waiting[job_id] = _waiting_job(job, now_s, self._run_times)
             elif job.state.is_active:
                 attempt = self._state.attempts[job_id, job.attempt]
-                self._running[job_id] = _running_job(job, attempt)
+                self._running[job_id] = _running_job(job, attempt, self._run_times)
         self._stale_jobs.clear()
 
 
@@ -203,11 +203,13 @@ def _waiting_job(job: Job, now_s: float, run_times: RunTimeModel) -> WaitingJob:
         restarts=job.restarts,
         excluded_nodes=excluded_nodes(job, now_s),
         not_before_s=job.not_before_s,
+        # Not `predicted_run_s`: a job without a limit may outlast any prediction, and must not be
+        # let before a reservation on the strength of one.
         expected_run_s=run_times.predict(job.spec).median_s,
     )
 
 
-def _running_job(job: Job, attempt: Attempt) -> RunningJob:
+def _running_job(job: Job, attempt: Attempt, run_times: RunTimeModel) -> RunningJob:
     return RunningJob(
         job_id=job.job_id,
         user=job.user,
@@ -218,4 +220,5 @@ def _running_job(job: Job, attempt: Attempt) -> RunningJob:
         partition=job.spec.partition,
         cpus=job.spec.cpus,
         memory_bytes=job.spec.memory_bytes,
+        predicted_run_s=run_times.predict(job.spec).planned_s(job.spec),
     )

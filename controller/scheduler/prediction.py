@@ -26,6 +26,8 @@ PRIOR_LOG_VARIANCE = 4.0
 """Before anything has ended: 10 minutes, within a factor of 7."""
 LEAST_LOG_VARIANCE = 0.01
 LEAST_RUN_S = 1.0
+NORMAL_90 = 1.2816
+"""The 90 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,10 @@ class Prediction:
     def quantile_s(self, normal_quantile: float) -> float:
         """A quantile, by the normal distribution's (0: the median, 1.28: 90 %)."""
         return self.median_s * exp(self.log_deviation * normal_quantile)
+
+    def planned_s(self, spec: JobSpec) -> float | None:
+        """What backfill should plan with: the 90 % quantile; None where the limit says more."""
+        return None if spec.time_limit_s is not None else self.quantile_s(NORMAL_90)
 
     @property
     def mean_s(self) -> float:

@@ -102,14 +102,18 @@ class RunningJob:
     """On each node, like the memory."""
     memory_bytes: int = 0
     predicted_run_s: float | None = None
+    """For jobs without a limit: a time that it most probably does not exceed."""
 
     def ends_s(self, now_s: float) -> float:
         """When it is expected to end: never before now; infinite if nobody knows."""
-        if self.predicted_run_s is None and self.time_limit_s is None:
-            return inf
         run_s = self.time_limit_s if self.predicted_run_s is None else self.predicted_run_s
-        assert run_s is not None
-        return max(now_s, (now_s if self.started_at_s is None else self.started_at_s) + run_s)
+        if run_s is None:
+            return inf
+        elapsed_s = 0.0 if self.started_at_s is None else now_s - self.started_at_s
+        if self.predicted_run_s is not None:
+            while run_s <= elapsed_s:
+                run_s *= 2.0  # it was wrong: as much again (Tsafrir et al., TPDS 2007)
+        return now_s + max(0.0, run_s - elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ GROUPS = {
     "workloads": ("workloads",),
     "cluster": ("info", "config", "version", "controller", "agent"),
     "local": ("up", "demo"),
+    "simulate": ("simulate", "trace"),
 }
 """Which module of this package registers which commands, in the order of `--help`."""
 

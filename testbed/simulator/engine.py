@@ -217,7 +217,8 @@ class _Simulation:
 
     def _start(self, start: Start, now_s: float) -> None:
         job = self.jobs[start.job_id]
-        spec = self.waiting.pop(start.job_id).spec
+        waited = self.waiting.pop(start.job_id)
+        spec = waited.spec
         run_s = self.run_time(job, start, self.nodes)
         self.running[job.job_id] = RunningJob(
             job_id=job.job_id,
@@ -229,16 +230,20 @@ class _Simulation:
             partition=spec.partition,
             cpus=spec.cpus,
             memory_bytes=spec.memory_bytes,
+            predicted_run_s=waited.predicted_run_s,
         )
         self._hold(self.running[job.job_id], free=False)
         self.outcomes[job.job_id] = Outcome(job, now_s, now_s + run_s, start.ranks)
         heapq.heappush(self.events, (now_s + run_s, next(self.sequence), job.job_id, False))
 
     def _arrived(self, job: SimJob, now_s: float) -> WaitingJob:
-        expected_s = None
-        if self.predictor is not None:
-            expected_s = self.predictor.predict(job.spec).median_s
-        return WaitingJob(job.job_id, job.spec, now_s, now_s, expected_run_s=expected_s)
+        plain = WaitingJob(job.job_id, job.spec, now_s, now_s)
+        if self.predictor is None:
+            return plain
+        told = self.predictor.predict(job.spec)
+        return replace(
+            plain, expected_run_s=told.median_s, predicted_run_s=told.planned_s(job.spec)
+        )
 
     def _free(self, job: RunningJob) -> None:
         self._hold(job, free=True)
