@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
+from allocator import make_instance
 
-from benchmarks.allocator import make_instance
 from controller.scheduler.allocator.milp.solvers import Solution
 from controller.scheduler.policies import make_allocator
 from controller.solvers import Solver, SolverMissing, make_solver
