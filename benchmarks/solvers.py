@@ -1,6 +1,6 @@
 """What one model costs in each solver, and how far limits are overrun.
 
-    python benchmarks/solvers.py [--json FILE]
+    python -m benchmarks.solvers [--json FILE]
 
 Models are those that `milp` builds for the instances of `benchmarks/allocator.py` (36 and 1,000
 nodes, 16 to 128 jobs, loads 0.8 and 0.95). Wall time of one thread, medians over models of 180 to
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
-from allocator import make_instance
 
+from benchmarks.allocator import make_instance
 from controller.scheduler.allocator.milp.solvers import Solution
 from controller.scheduler.policies import make_allocator
 from controller.solvers import Solver, SolverMissing, make_solver

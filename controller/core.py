@@ -16,6 +16,7 @@ from controller.lifecycle.job import Job
 from controller.lifecycle.node import Node
 from controller.lifecycle.state import Changes
 from controller.partitions import ClusterConfig
+from controller.scheduler.prediction import RunTimeModel
 from controller.scheduler.types import Decision, WaitNote
 from controller.snapshot import SnapshotBuilder
 from controller.store.errors import StoreUnavailable
@@ -23,8 +24,14 @@ from controller.store.store import EndedUsage, Loaded, Store
 from controller.store.thread import StoreThread
 from controller.watch import EventFeed
 from controller.writer import Committed, Transaction, Writer
-from protos.messages import AttemptState, JobState, RankPhase
+from protos.messages import AttemptState, JobSpec, JobState, RankPhase
 
+LEARNED_RUNS = 20_000
+"""Newest ended jobs from which run times are predicted after a start."""
+TELLING_STATES = frozenset(
+    {JobState.COMPLETED, JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.TIMEOUT}
+)
+"""Ends that say something about how long such jobs run."""
 FORGOTTEN_HALF_LIVES = 10
 """Usage that old counts less than a thousandth."""
 
@@ -43,6 +50,16 @@ class Terms:
     """Telemetry of running attempts is stored that often."""
     half_life_s: float = 7 * 86_400.0
     """Of usage for fair share; Slurm's default `PriorityDecayHalfLife`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What earlier controllers left beside the state."""
+
+    jobs_by_state: dict[str, int]
+    usage: list[EndedUsage]
+    runs: list[tuple[JobSpec, float]]
+    """Jobs that ended by themselves with their run times, oldest first."""
 
 
 @dataclass(slots=True)
@@ -65,8 +82,7 @@ class Core:
         self,
         store: StoreThread,
         loaded: Loaded,
-        jobs_by_state: dict[str, int],
-        ended_usage: list[EndedUsage],
+        past: Past,
         dispatch: Dispatch,
         terms: Terms,
         config: ClusterConfig,
@@ -85,7 +101,7 @@ class Core:
         self.writer = Writer(store, loaded.state, loaded.last_job_id, self)
         self.feed = EventFeed(store, loaded.last_event_id)
         self.account = TelemetryAccount()
-        self.jobs_by_state: Counter[str] = Counter(jobs_by_state)
+        self.jobs_by_state: Counter[str] = Counter(past.jobs_by_state)
         self.sessions: dict[str, Session] = {}
         self.heard: dict[str, Heard] = {}
         self.leases: Deadlines[str] = Deadlines(terms.lease_s)
@@ -99,8 +115,13 @@ class Core:
         self.changed = asyncio.Event()
         """Something happened that a scheduling cycle should see."""
         self._store_fails_since = ""
-        self._fair_share = FairShare(terms.half_life_s, ended_usage)
-        self.snapshots = SnapshotBuilder(self.state, self._fair_share, self.is_connected, config)
+        self._fair_share = FairShare(terms.half_life_s, past.usage)
+        self.run_times = RunTimeModel()
+        for spec, run_s in past.runs:
+            self.run_times.observe(spec, run_s)
+        self.snapshots = SnapshotBuilder(
+            self.state, self._fair_share, self.is_connected, config, self.run_times
+        )
         self._begin_terms()
 
     @classmethod
@@ -123,8 +144,11 @@ class Core:
         return cls(
             store,
             loaded,
-            await store.call(Store.jobs_by_state),
-            await store.call(Store.ended_usage, since_s),
+            Past(
+                await store.call(Store.jobs_by_state),
+                await store.call(Store.ended_usage, since_s),
+                await store.call(Store.ended_runs, LEARNED_RUNS),
+            ),
             dispatch,
             terms,
             config,
@@ -194,6 +218,10 @@ class Core:
             if before is not None:
                 self.jobs_by_state[before.state] -= 1
             self.jobs_by_state[job.state] += 1
+            is_new = before is None or before.state is not job.state
+            if is_new and job.state in TELLING_STATES and job.started_at_s is not None:
+                assert job.ended_at_s is not None
+                self.run_times.observe(job.spec, job.ended_at_s - job.started_at_s)
         for attempt in changes.attempts.values():
             known = committed.before.attempt(attempt.key)
             has_just_ended = known is None or known.state is not AttemptState.ENDED

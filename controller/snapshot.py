@@ -12,6 +12,7 @@ from controller.lifecycle.node import Node, reasons
 from controller.lifecycle.state import Changes, ClusterState, StateView, held_on
 from controller.partitions import ClusterConfig
 from controller.scheduler.index import ClusterIndex, index_of
+from controller.scheduler.prediction import RunTimeModel
 from controller.scheduler.types import (
     ClusterView,
     GpuSlot,
@@ -99,8 +100,10 @@ class SnapshotBuilder:
         fair_share: FairShare,
         is_connected: Callable[[str], bool],
         config: ClusterConfig,
+        run_times: RunTimeModel,
     ) -> None:
         """`is_connected` tells whether a node's agent has an open session."""
+        self._run_times = run_times
         self._config = config
         self._limits = config.limits
         self._state = state
@@ -183,14 +186,14 @@ class SnapshotBuilder:
             if job is None:
                 continue
             if job.state is JobState.PENDING:
-                self._waiting[job_id] = _waiting_job(job, now_s)
+                self._waiting[job_id] = _waiting_job(job, now_s, self._run_times)
             elif job.state.is_active:
                 attempt = self._state.attempts[job_id, job.attempt]
                 self._running[job_id] = _running_job(job, attempt)
         self._stale_jobs.clear()
 
 
-def _waiting_job(job: Job, now_s: float) -> WaitingJob:
+def _waiting_job(job: Job, now_s: float, run_times: RunTimeModel) -> WaitingJob:
     assert job.eligible_at_s is not None
     return WaitingJob(
         job_id=job.job_id,
@@ -200,6 +203,7 @@ def _waiting_job(job: Job, now_s: float) -> WaitingJob:
         restarts=job.restarts,
         excluded_nodes=excluded_nodes(job, now_s),
         not_before_s=job.not_before_s,
+        expected_run_s=run_times.predict(job.spec).median_s,
     )
 
 

@@ -10,11 +10,12 @@ from controller.scheduler.allocator.milp.solvers import MilpSolver
 from controller.scheduler.allocator.objective import PRESETS
 from controller.scheduler.allocator.protocol import Allocator
 from controller.scheduler.allocator.published import rltune
+from controller.scheduler.prioritizer.formulas import FORMULAS, Formula
 from controller.scheduler.prioritizer.heuristics import Fcfs, ShortestJobFirst, SmallestFirst
 from controller.scheduler.prioritizer.multifactor import Multifactor, MultifactorWeights
 from controller.scheduler.prioritizer.protocol import Prioritizer
 
-PRIORITIZERS = ("fcfs", "multifactor", "sjf", "smallest")
+PRIORITIZERS = ("fcfs", "multifactor", "sjf", "smallest", *sorted(FORMULAS))
 ALLOCATORS = ("greedy", "milp", "rltune", "rltune-mended", "rltune-tier1", "worst-fit")
 NEED_SOLVER = frozenset({"milp", "rltune", "rltune-mended"})
 AIMS = tuple(sorted(PRESETS))
@@ -38,6 +39,8 @@ def make_prioritizer(name: str, *, weights: MultifactorWeights | None = None) ->
             return SmallestFirst()
         case "multifactor":
             return Multifactor(weights or MultifactorWeights())
+    if name in FORMULAS:
+        return Formula(name)
     raise ValueError(f"no policy is named {name!r}; there are {', '.join(PRIORITIZERS)}")
 
 

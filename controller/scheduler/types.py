@@ -179,6 +179,9 @@ class WaitingJob:
     not_before_s: float = 0.0
     """End of the pause after a failed launch; 0 when there is none."""
     predicted_run_s: float | None = None
+    """For backfill: a time that it most probably does not exceed."""
+    expected_run_s: float | None = None
+    """For policies: as likely to be exceeded as not."""
 
     @property
     def planned_run_s(self) -> float:
@@ -256,6 +259,13 @@ class Placement:
     """Spent in a solver, translation included."""
     cost: float = 0.0
     """What the places cost by the allocator's weights; the starts come first."""
+
+    @property
+    def status(self) -> str:
+        """`fallback`, `cut short`, or `done`: all that the allocator promises holds."""
+        if self.fallback:
+            return "fallback"
+        return "cut short" if self.cut_short else "done"
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,3 +142,10 @@ FROM attempts JOIN jobs USING (job_id)
 WHERE attempts.state = 'ENDED' AND attempts.started_at_s IS NOT NULL
   AND attempts.ended_at_s > ?
 """
+
+# The newest jobs that ended by themselves (or at their limit), for predictions.
+ENDED_RUNS = """
+SELECT spec, ended_at_s - started_at_s FROM jobs
+WHERE state IN ('COMPLETED', 'FAILED', 'OUT_OF_MEMORY', 'TIMEOUT') AND started_at_s IS NOT NULL
+ORDER BY ended_at_s DESC, job_id DESC LIMIT ?
+"""

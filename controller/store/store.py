@@ -26,8 +26,9 @@ from controller.store.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
+from controller.store.jsonrows import loads
 from controller.store.rows import JobRows
-from protos.messages import ClusterEvent, JobState
+from protos.messages import ClusterEvent, JobSpec, JobState
 
 __all__ = ["EndedUsage", "JobFilter", "Loaded", "Store", "StoreUnavailable", "as_changes"]
 
@@ -250,6 +251,12 @@ class Store:
         with self._errors():
             found = self._connection.execute(queries.ENDED_USAGE, (since_s,))
             return [EndedUsage(user, ended_at_s, gpu_s) for user, ended_at_s, gpu_s in found]
+
+    def ended_runs(self, limit: int) -> list[tuple[JobSpec, float]]:
+        """The newest jobs that ended by themselves, oldest first, with their run times."""
+        with self._errors():
+            found = self._connection.execute(queries.ENDED_RUNS, (limit,)).fetchall()
+        return [(loads(JobSpec, spec), run_s) for spec, run_s in reversed(found)]
 
     def _with_attempts(self, job_rows: Sequence[sqlite3.Row]) -> JobRows:
         ids = json.dumps([row["job_id"] for row in job_rows])

@@ -14,6 +14,7 @@ from itertools import count
 
 from controller.scheduler.cycle import Scheduler, decide
 from controller.scheduler.index import ClusterIndex, index_of
+from controller.scheduler.prediction import RunTimeModel
 from controller.scheduler.types import (
     ClusterView,
     Decision,
@@ -111,6 +112,7 @@ def simulate(
     run_time: RunTime = as_given,
     partitions: Mapping[str, Partition] | None = None,
     gpu_speed: Mapping[str, float] | None = None,
+    predictor: RunTimeModel | None = None,
     watch: Callable[[Moment], None] | None = None,
 ) -> Replay:
     """Runs a workload to its end.
@@ -122,10 +124,11 @@ def simulate(
         run_time: how long a job runs where it was started.
         partitions: limits by name.
         gpu_speed: speed for its price, by GPU type.
+        predictor: asked as jobs come, and taught as they end.
         watch: told of each decision.
     """
     return _Simulation(
-        jobs, nodes, scheduler, run_time, partitions or {}, gpu_speed or {}, watch
+        *(jobs, nodes, scheduler, run_time, partitions or {}, gpu_speed or {}, predictor, watch)
     ).run()
 
 
@@ -138,6 +141,7 @@ class _Simulation:
         run_time: RunTime,
         partitions: Mapping[str, Partition],
         gpu_speed: Mapping[str, float],
+        predictor: RunTimeModel | None,
         watch: Callable[[Moment], None] | None,
     ) -> None:
         self.jobs = {job.job_id: job for job in jobs}
@@ -146,6 +150,7 @@ class _Simulation:
         self.run_time = run_time
         self.partitions = partitions
         self.gpu_speed = gpu_speed
+        self.predictor = predictor
         self.watch = watch
         self.waiting: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
@@ -166,8 +171,7 @@ class _Simulation:
             while self.events and self.events[0][0] == now_s:
                 _, _, job_id, is_arrival = heapq.heappop(self.events)
                 if is_arrival:
-                    job = self.jobs[job_id]
-                    self.waiting[job_id] = WaitingJob(job_id, job.spec, now_s, now_s)
+                    self.waiting[job_id] = self._arrived(self.jobs[job_id], now_s)
                 else:
                     self._free(self.running.pop(job_id))
             if self.waiting:
@@ -230,8 +234,17 @@ class _Simulation:
         self.outcomes[job.job_id] = Outcome(job, now_s, now_s + run_s, start.ranks)
         heapq.heappush(self.events, (now_s + run_s, next(self.sequence), job.job_id, False))
 
+    def _arrived(self, job: SimJob, now_s: float) -> WaitingJob:
+        expected_s = None
+        if self.predictor is not None:
+            expected_s = self.predictor.predict(job.spec).median_s
+        return WaitingJob(job.job_id, job.spec, now_s, now_s, expected_run_s=expected_s)
+
     def _free(self, job: RunningJob) -> None:
         self._hold(job, free=True)
+        if self.predictor is not None:
+            outcome = self.outcomes[job.job_id]
+            self.predictor.observe(outcome.job.spec, outcome.ended_at_s - outcome.started_at_s)
 
     def _hold(self, job: RunningJob, *, free: bool) -> None:
         sign = 1 if free else -1

@@ -30,7 +30,10 @@ from protos.messages import JobSpec
 TYPES = ("A100", "P100", "T4")
 NAMES = ("n1", "n2", "n3", "n4", "n5", "n6")
 CHECKED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-WEIGHTS = [*PRESETS.values(), ObjectiveWeights(spread=0.1, fragmentation=1.0, imbalance=0.5)]
+WEIGHTS = [
+    *PRESETS.values(),
+    ObjectiveWeights(spread=0.1, fragmentation=0.25, packing=0.0, imbalance=0.5),
+]
 
 
 @st.composite
@@ -162,6 +165,7 @@ def oracle(queue, view, weights):
         for left, whole in zip(free, kinds[kind][1], strict=True):
             if whole:
                 cost += weights.imbalance * ((whole - left) / whole) ** 2
+                cost += weights.packing * (whole**2 - left**2)
             cost += weights.fragmentation * (0 < left < whole)
         return cost
 

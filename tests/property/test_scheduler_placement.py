@@ -28,9 +28,9 @@ from protos.messages import JobSpec
 
 TYPES = ("P100", "T4", "V100-16GB")
 NAMES = ("n1", "n2", "n3", "n4")
-GREEDY = GreedyAllocator()
-MILP = MilpAllocator(find_glpsol(), time_limit_s=30.0)
-WEIGHTS = ObjectiveWeights()
+WEIGHTS = ObjectiveWeights(type_preference=1.0, packing=0.0, fragmentation=0.25)
+GREEDY = GreedyAllocator(WEIGHTS)
+MILP = MilpAllocator(find_glpsol(), time_limit_s=30.0, weights=WEIGHTS)
 CHECKED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -244,7 +244,7 @@ def test_milp_cut_short_is_valid_and_never_worse_than_greedy(instance, answers):
     queue, view = instance
     ranked = in_given_order(queue)
     solver = StopsAfter(answers)
-    milp = MilpAllocator(solver, time_limit_s=30.0).place(ranked, view, 0.0)
+    milp = MilpAllocator(solver, time_limit_s=30.0, weights=WEIGHTS).place(ranked, view, 0.0)
     verify(milp.starts, ranked, view)
     assert milp.cut_short is (solver.answers < 0)
     greedy_value = value_of(GREEDY.place(ranked, view, 0.0).starts, ranked, view, WEIGHTS)

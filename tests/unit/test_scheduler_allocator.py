@@ -85,8 +85,10 @@ def problem_of(view, jobs):
     return make_problem(list(by_id), by_id, Ledger(index_of(view)))
 
 
-GREEDY = GreedyAllocator()
-MILP = MilpAllocator(find_glpsol(), time_limit_s=30.0)
+WEIGHTS = ObjectiveWeights(type_preference=1.0, packing=0.0, fragmentation=0.25)
+"""Counts partly used nodes: a cost that is easy to see."""
+GREEDY = GreedyAllocator(WEIGHTS)
+MILP = MilpAllocator(find_glpsol(), time_limit_s=30.0, weights=WEIGHTS)
 
 
 def place(allocator, view, *jobs):
@@ -243,7 +245,7 @@ def test_milp_puts_the_ranks_of_a_job_on_distinct_nodes_though_one_would_hold_bo
 
 
 def test_jobs_beyond_the_joint_window_are_placed_greedily():
-    allocator = MilpAllocator(find_glpsol(), window=2, time_limit_s=30.0)
+    allocator = MilpAllocator(find_glpsol(), window=2, time_limit_s=30.0, weights=WEIGHTS)
     placement = place(allocator, cluster("4xP100"), *(job(i) for i in range(1, 6)))
     assert set(where(placement)) == {1, 2, 3, 4}
 
@@ -268,7 +270,7 @@ class NoSolver:
     ],
 )
 def test_known_answers_need_no_solver(view, jobs, expected):
-    placement = place(MilpAllocator(NoSolver()), view, *jobs)
+    placement = place(MilpAllocator(NoSolver(), weights=WEIGHTS), view, *jobs)
     assert expected is None or where(placement) == expected
     exact = place(MILP, view, *jobs)
     assert placement.objective == exact.objective
@@ -312,7 +314,7 @@ done"""
     ids=["fails", "dies", "writes nothing", "writes nonsense"],
 )
 def test_failing_glpsol_falls_back_to_greedy_and_says_so(tmp_path, body, text):
-    allocator = MilpAllocator(Glpsol(program(tmp_path, body)), time_limit_s=30.0)
+    allocator = MilpAllocator(Glpsol(program(tmp_path, body)), time_limit_s=30.0, weights=WEIGHTS)
     placement = place(allocator, HARD[0], *HARD[1])
     assert placement.starts == place(GREEDY, HARD[0], *HARD[1]).starts
     assert text in placement.fallback
@@ -320,7 +322,7 @@ def test_failing_glpsol_falls_back_to_greedy_and_says_so(tmp_path, body, text):
 
 
 def test_glpsol_that_is_no_program_falls_back(tmp_path):
-    allocator = MilpAllocator(Glpsol(tmp_path / "absent"), time_limit_s=30.0)
+    allocator = MilpAllocator(Glpsol(tmp_path / "absent"), time_limit_s=30.0, weights=WEIGHTS)
     assert "cannot be run" in place(allocator, HARD[0], *HARD[1]).fallback
 
 
@@ -328,7 +330,9 @@ def test_hanging_glpsol_is_killed_at_the_limit_with_all_that_it_started(tmp_path
     pid_file = tmp_path / "pid"
     path = program(tmp_path, f"sleep 600 & echo $! > {pid_file}; wait")
     began = time.monotonic()
-    placement = place(MilpAllocator(Glpsol(path), time_limit_s=0.3), HARD[0], *HARD[1])
+    placement = place(
+        MilpAllocator(Glpsol(path), time_limit_s=0.3, weights=WEIGHTS), HARD[0], *HARD[1]
+    )
     assert time.monotonic() - began < 5.0
     assert placement.cut_short
     assert placement.fallback == ""
@@ -343,7 +347,9 @@ def test_answer_found_when_glpsols_own_limit_strikes_is_used_and_told(tmp_path):
         f"LD_LIBRARY_PATH='{real.library_path or ''}' '{real.executable}' \"$@\"\n"
         "echo 'TIME LIMIT EXCEEDED; SEARCH TERMINATED'",
     )
-    placement = place(MilpAllocator(Glpsol(path), time_limit_s=30.0), HARD[0], *HARD[1])
+    placement = place(
+        MilpAllocator(Glpsol(path), time_limit_s=30.0, weights=WEIGHTS), HARD[0], *HARD[1]
+    )
     assert placement.cut_short
     assert placement.fallback == ""
     assert placement.starts == place(MILP, HARD[0], *HARD[1]).starts
@@ -359,7 +365,9 @@ def wait_until_gone(pid):
 
 
 def test_zero_budget_cuts_short_before_the_solver_starts():
-    placement = place(MilpAllocator(NoSolver(), time_limit_s=0.0), HARD[0], *HARD[1])
+    placement = place(
+        MilpAllocator(NoSolver(), time_limit_s=0.0, weights=WEIGHTS), HARD[0], *HARD[1]
+    )
     assert placement.cut_short
 
 
@@ -376,7 +384,7 @@ def test_each_solver_status_has_its_consequence(solution, cut_short, text):
         def solve(self, model, variables, time_limit_s):
             return solution
 
-    placement = place(MilpAllocator(Answers()), HARD[0], *HARD[1])
+    placement = place(MilpAllocator(Answers(), weights=WEIGHTS), HARD[0], *HARD[1])
     assert placement.cut_short is cut_short
     assert text in placement.fallback
     assert placement.starts == place(GREEDY, HARD[0], *HARD[1]).starts
@@ -388,7 +396,7 @@ def test_answers_that_are_no_placement_are_refused(value):
         def solve(self, model, variables, time_limit_s):
             return Solution(SolveStatus.OPTIMAL, (value,) * len(variables))
 
-    placement = place(MilpAllocator(Lies()), HARD[0], *HARD[1])
+    placement = place(MilpAllocator(Lies(), weights=WEIGHTS), HARD[0], *HARD[1])
     assert "cannot be used" in placement.fallback
     assert placement.starts == place(GREEDY, HARD[0], *HARD[1]).starts
 
@@ -452,7 +460,7 @@ def test_model_that_is_too_large_is_cut_short_not_built():
     jobs = [job(i, 1 + i % 3, cpus=5 + i * 7 % 31) for i in range(1, 60)]
     with pytest.raises(NetworkTooLarge):
         build_network(problem_of(view, jobs))
-    placement = place(MilpAllocator(NoSolver()), view, *jobs)
+    placement = place(MilpAllocator(NoSolver(), weights=WEIGHTS), view, *jobs)
     assert placement.cut_short
     assert placement.starts
 
@@ -479,7 +487,7 @@ def test_expand_refuses_flows_that_break_the_rows():
 def test_cost_lower_bound(view, jobs, expected):
     shapes = [ShapeIndex(index_of(view)).of(j) for j in jobs]
     ledger = Ledger(index_of(view))
-    assert cost_lower_bound(ledger, shapes, ObjectiveWeights()) == pytest.approx(expected)
+    assert cost_lower_bound(ledger, shapes, WEIGHTS) == pytest.approx(expected)
 
 
 def test_objective_orders_starts_before_cost():
@@ -499,7 +507,7 @@ def test_evaluate_counts_cost_from_the_nodes_up():
         Start(1, (RankPlacement("n1", ("n1-0",), (0,)),)),
         Start(2, (RankPlacement("n2", (), ()),)),
     ]
-    value = value_of(starts, jobs, view, ObjectiveWeights())
+    value = value_of(starts, jobs, view, WEIGHTS)
     assert value == ObjectiveValue((True, True), pytest.approx(1.0 + 0.05 + 2 * 0.25))
 
 

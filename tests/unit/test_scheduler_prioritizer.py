@@ -79,7 +79,7 @@ def test_every_policy_is_deterministic_picklable_and_ranks_all(policy):
 
 
 def test_unknown_policy_names_those_that_exist():
-    with pytest.raises(ValueError, match="'lifo'; there are fcfs, multifactor, sjf, smallest"):
+    with pytest.raises(ValueError, match="'lifo'; there are fcfs, multifactor, sjf, smallest, f1"):
         make_prioritizer("lifo")
 
 
@@ -157,3 +157,47 @@ def test_who_used_less_goes_first():
     view = cluster(usage_gpu_s={"ada": 1000.0, "bob": 10.0})
     ranked = Multifactor().rank([job(1, user="ada"), job(2, user="bob")], view, 2.0)
     assert [r.job.job_id for r in ranked] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "jobs", "expected"),
+    [
+        ("lcfs", [job(1, at=1.0), job(2, at=9.0)], [2, 1]),
+        ("ljf", [job(1, time_limit_s=10.0), job(2, time_limit_s=99.0)], [2, 1]),
+        ("largest", [job(1, gpus=2), job(2, gpus=8), job(3, gpus=0)], [2, 1, 3]),
+        ("saf", [job(1, gpus=4, time_limit_s=10.0), job(2, time_limit_s=50.0)], [1, 2]),
+        ("laf", [job(1, gpus=4, time_limit_s=10.0), job(2, time_limit_s=50.0)], [2, 1]),
+        # (99 + 10) / 1 against (98 + 300) / 4
+        ("sexp", [job(1, time_limit_s=10.0), job(2, gpus=4, time_limit_s=300.0)], [2, 1]),
+        ("srf", [job(1, time_limit_s=10.0), job(2, gpus=8, time_limit_s=72.0)], [2, 1]),
+        # (90/10)^3 * 1 = 729 against (50/20)^3 * 8 = 125
+        (
+            "wfp3",
+            [
+                job(1, at=50.0, gpus=8, time_limit_s=20.0),
+                job(2, at=10.0, time_limit_s=10.0),
+            ],
+            [2, 1],
+        ),
+        # 90 / 10 = 9 against 90 / (3 * 2) = 15
+        (
+            "unicep",
+            [job(1, at=10.0, time_limit_s=10.0), job(2, at=10.0, gpus=8, time_limit_s=2.0)],
+            [2, 1],
+        ),
+        # 3 * 8 = 24 + 870 * log10(1) against 1 * 1 + 870 * log10(1.1) = 37.0
+        (
+            "f1",
+            [job(1, at=10.0, gpus=8, time_limit_s=1000.0), job(2, at=10.1, time_limit_s=10.0)],
+            [1, 2],
+        ),
+        ("f2", [job(1, at=10.0, gpus=8, time_limit_s=1e6), job(2, at=10.0)], [2, 1]),
+        ("f3", [job(1, at=10.0, gpus=8, time_limit_s=1e9), job(2, at=99.0)], [2, 1]),
+        ("f4", [job(1, at=10.0, gpus=9, time_limit_s=90.0), job(2, at=10.5)], [1, 2]),
+        ("wfp3", [job(1, time_limit_s=1.0), job(2, priority=1)], [2, 1]),
+        ("saf", [job(2, at=5.0), job(1, at=5.0), job(3, time_limit_s=86_400.0)], [3, 1, 2]),
+    ],
+)
+def test_formulas(policy, jobs, expected):
+    assert order(policy, *jobs) == expected
+    assert order(policy, *reversed(jobs)) == expected

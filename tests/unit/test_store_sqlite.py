@@ -190,6 +190,10 @@ def test_usage_of_ended_attempts(driver: Driver, store: Store) -> None:
     attempt = driver.state.attempts[1, 1]
     assert usage.gpu_s == 2 * attempt.run_s(99.0)
     assert store.ended_usage(1e9) == []
+    ((spec, run_s),) = store.ended_runs(5)
+    assert spec == submitted(1).spec
+    assert run_s == attempt.run_s(99.0)
+    assert store.ended_runs(0) == []
 
 
 # Guards of the schema

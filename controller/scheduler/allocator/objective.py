@@ -24,15 +24,20 @@ TOLERANCE = 1e-9
 class ObjectiveWeights:
     """What a placement costs beyond which jobs it starts."""
 
-    type_preference: float = 1.0
+    type_preference: float = 4.0
     """For each step down a job's list of GPU types."""
-    slowness: float = 1.0
+    slowness: float = 4.0
     """For a job on a GPU type that is so much slower for its price (0 to 1, see
     `shape.TypeChoice`). Counts only where speeds are configured."""
-    spread: float = 0.5
+    spread: float = 2.0
     """For each node that a job takes beyond the fewest possible."""
-    fragmentation: float = 0.25
-    """For each pool (GPUs of one type on one node) left neither all free nor all taken."""
+    packing: float = 1 / 64
+    """Keeps free GPUs together: for each pool (GPUs of one type on one node) of G GPUs of which f
+    stay free, times G^2 - f^2. Of several nodes the one with the fewest free GPUs costs least,
+    as for best fit, whatever its size."""
+    fragmentation: float = 0.0
+    """For each pool left neither all free nor all taken. Counting them alone breaks large
+    nodes for jobs that a small one could hold, see docs/allocator.md."""
     imbalance: float = 0.0
     """For each pool, times the square of the share of it that is taken. With the number of
     taken GPUs given, the sum of squares is least where all nodes are equally loaded."""
@@ -47,6 +52,7 @@ class ObjectiveWeights:
                 cost += self.imbalance * ((capacity - free) / capacity) ** 2
             if 0 < free < capacity:
                 cost += self.fragmentation
+            cost += self.packing * (capacity * capacity - free * free)
         return cost
 
     def of_type(self, shape: JobShape, gpu_type: str) -> float:
@@ -63,11 +69,13 @@ class ObjectiveWeights:
 
 PRESETS: Mapping[str, ObjectiveWeights] = {
     "completion-time": ObjectiveWeights(),
-    "utilization": ObjectiveWeights(slowness=0.25, spread=0.1, fragmentation=1.0),
-    "balance": ObjectiveWeights(spread=0.25, fragmentation=0.0, imbalance=1.0),
+    "utilization": ObjectiveWeights(slowness=0.5, spread=0.25),
+    "balance": ObjectiveWeights(spread=1.0, packing=0.0, imbalance=1.0),
 }
-"""Weights by what an operator aims at: fast types and jobs kept together; whole nodes kept free
-for large jobs; load spread evenly over the nodes (cooler, less contention for CPUs and disks)."""
+"""Weights by what an operator aims at: each job fast (the right type, on few nodes); all GPUs in
+use (jobs are cut and put on slower types more readily); or load spread evenly over the nodes
+(cooler, less contention for CPUs and disks). Preferred types and few nodes outweigh packing on
+nodes of up to 16 GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,11 @@ def cost_lower_bound(
     known: a share can fill at most one partly used pool, and where all pools have G GPUs and the
     number left free is no multiple of G, some pool is partly used.
     """
-    if weights.imbalance or any(shape.nodes == 0 and shape.gpus for shape in starting):
+    if (
+        weights.imbalance
+        or weights.packing
+        or any(shape.nodes == 0 and shape.gpus for shape in starting)
+    ):
         return None
     bound = 0.0
     for shape, count in Counter(starting).items():

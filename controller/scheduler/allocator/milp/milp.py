@@ -48,6 +48,9 @@ BLOCK = 8
 BUILD_S_PER_ARC = 60e-6
 """What building and translating a model takes at most for each arc, on a slow machine."""
 
+SOLVER_SHARE = 0.9
+"""Of the time that is left; the rest is for what comes after: places, GPUs, terms."""
+
 
 def no_clock() -> float:
     """The clock of a decision that has no limit but the model's size."""
@@ -279,7 +282,7 @@ class _Search:
     def _run_solver(
         self, solver: MilpSolver, model: object, variables: Sequence[object]
     ) -> Solution:
-        solution = solver.solve(model, variables, max(0.0, self._left_s()))
+        solution = solver.solve(model, variables, max(0.0, SOLVER_SHARE * self._left_s()))
         self.solved_s += solution.elapsed_s
         self.cut_short |= solution.status in {SolveStatus.FEASIBLE, SolveStatus.LIMIT}
         if solution.status is SolveStatus.ERROR:

@@ -1,0 +1,1 @@
+"""Workload traces: one table, readers of public formats, and a generator."""
