@@ -1,6 +1,6 @@
 """What one model costs in each solver, and how far limits are overrun.
 
-    python benchmarks/solvers.py [--json FILE]
+    python -m benchmarks.solvers [--json FILE]
 
 Models are those that `milp` builds for the instances of `benchmarks/allocator.py` (36 and 1,000
 nodes, 16 to 128 jobs, loads 0.8 and 0.95). Wall time of one thread, medians over models of 180 to

@@ -106,7 +106,6 @@ def load_library() -> tuple[Any, ctypes.CDLL]:
         library.glp_load_matrix.restype = None
     except (ImportError, OSError, AttributeError) as error:
         raise SolverMissing(f"pip install swiglpk ({error})") from error
-    functions.glp_term_out(functions.GLP_OFF)
     return functions, library
 
 
@@ -114,6 +113,7 @@ def load_library() -> tuple[Any, ctypes.CDLL]:
 def loaded(form: StandardForm) -> Iterator[Any]:
     """A GLPK problem of that form. The library must be nobody else's until it is deleted."""
     functions, library = load_library()
+    functions.glp_term_out(functions.GLP_OFF)  # scaling tells about itself
     problem = functions.glp_create_prob()
     try:
         _set_rows(functions, problem, form)

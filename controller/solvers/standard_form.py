@@ -1,7 +1,7 @@
 """A Pyomo model as arrays, for solvers that run inside this process.
 
-Pyomo's own `LinearStandardFormCompiler` does the same in three to four times the time: it walks
-every expression. Here the terms of a `LinearExpression`, which is what our models are made of, are
+Pyomo's own `LinearStandardFormCompiler` does the same in twice the time: it walks every
+expression. Here the terms of a `LinearExpression`, which is what our models are made of, are
 taken as they are, and Pyomo is asked only about other expressions.
 """
 
