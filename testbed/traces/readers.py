@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from testbed.traces.table import (
+    REQUIRED,
     SCHEMA,
     Trace,
     TraceProblem,
@@ -84,7 +85,7 @@ def read_table(path: Path) -> Trace:
     frame = read_columns(path)
     found = {}
     for name, kind in SCHEMA.items():
-        if name not in frame.columns:
+        if name not in frame.columns and name not in REQUIRED:
             continue
         texts = column(frame, name, path)
         is_text = kind is pl.String
