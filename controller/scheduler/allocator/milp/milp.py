@@ -189,16 +189,22 @@ class _Search:
         self, settled: Sequence[RankedJob], entry: RankedJob, later: Sequence[RankedJob]
     ) -> bool:
         """Tries to make room for a job in question: large and choosy jobs are packed first."""
-        wanted = sorted(
-            [*settled, entry],
-            key=lambda e: (len(self._shape(e).types), -self._shape(e).gpus),
-        )
-        ledger, quotas = self.free.copy(), self.quotas.copy()
-        places = pack(wanted, self.shapes, ledger, quotas)
-        if len(places) < len(wanted):
-            return False
-        self.places = places | pack(later, self.shapes, ledger, quotas)
-        return True
+        wanted = [*settled, entry]
+        for order in (self._choosy_first, self._large_first):
+            ledger, quotas = self.free.copy(), self.quotas.copy()
+            places = pack(sorted(wanted, key=order), self.shapes, ledger, quotas)
+            if len(places) == len(wanted):
+                self.places = places | pack(later, self.shapes, ledger, quotas)
+                return True
+        return False
+
+    def _choosy_first(self, entry: RankedJob) -> tuple[int, int]:
+        shape = self._shape(entry)
+        return len(shape.types), -shape.gpus
+
+    def _large_first(self, entry: RankedJob) -> tuple[int, int]:
+        shape = self._shape(entry)
+        return -shape.gpus, len(shape.types)
 
     def _solve_block(
         self,
