@@ -31,6 +31,8 @@ from controller.scheduler.allocator.milp.network import SKIP, Arc, Network, Vert
 from controller.scheduler.allocator.objective import ObjectiveWeights
 from controller.scheduler.index import NodeState
 
+LEAST_COEFFICIENT = 1e-5
+"""Of costs beside the weights of starts: less turns nothing, and solvers take it for noise."""
 _Terms = list[tuple[float, Any]]
 Quota = tuple[int, Mapping[int, int]]
 """GPUs left, and the GPUs of each optional job that counts."""
@@ -181,7 +183,11 @@ class _Builder:
             return
         gain = [(weight, model.go[job_id]) for job_id, weight in self.start_weights.items()]
         scale = 0.5 * min(self.start_weights.values()) / max(self._largest_swing(), 1e-9)
-        loss = [(-scale * coefficient, variable) for coefficient, variable in cost]
+        loss = [
+            (-scale * coefficient, variable)
+            for coefficient, variable in cost
+            if abs(scale * coefficient) >= LEAST_COEFFICIENT
+        ]
         model.objective = pyo.Objective(expr=_linear(gain + loss), sense=pyo.maximize)
 
     def _largest_swing(self) -> float:
