@@ -316,7 +316,7 @@ def solver(request):
         pytest.skip(str(missing))
 
 
-@settings(CHECKED, max_examples=500)
+@settings(CHECKED, max_examples=1000)
 @given(instance=instances() | contests())
 def test_milp_equals_the_best_of_all_joint_placements(solver, instance):
     queue, view, weights = instance
