@@ -126,7 +126,7 @@ def job_row(job: JobView) -> tuple[str, ...]:
         format_duration(job.run_s) if started else format_duration(0),
         format_duration(job.spec.time_limit_s),
         gpus_word(job),
-        str(job.spec.nodes),
+        node_count_word(job),
         nodes_word(job) if job.state.is_active else f"({reason_word(job)})",
     )
 
@@ -140,6 +140,13 @@ def gpus_word(job: JobView) -> str:
     """How many GPUs, and of which types if that was asked."""
     types = "|".join(job.spec.gpu_types)
     return f"{types}:{job.spec.gpus}" if types and job.spec.gpus else str(job.spec.gpus)
+
+
+def node_count_word(job: JobView) -> str:
+    """How many nodes: as many as asked for, or as it got where it left that open."""
+    if job.spec.nodes:
+        return str(job.spec.nodes)
+    return str(len(job.attempts[-1].ranks)) if job.attempts else "auto"
 
 
 def nodes_word(job: JobView) -> str:
@@ -211,7 +218,7 @@ def _job_facts(job: JobView) -> Iterator[tuple[str, str]]:
         yield "GPU memory", f"{format_size(spec.min_gpu_memory_bytes)} or more"
     if spec.mix_gpu_types:
         yield "GPU types", "may differ from node to node"
-    yield "nodes", str(spec.nodes) if spec.nodes else "as few as possible"
+    yield "nodes", str(spec.nodes) if spec.nodes else f"auto ({node_count_word(job)})"
     if spec.partition:
         yield "partition", spec.partition
     yield "cpus", f"{spec.cpus} on each node"

@@ -90,7 +90,9 @@ def logs(
         messages = (
             open_logs(follow, None) if tail is None else last_lines(open_logs, tail, follow=follow)
         )
-        by_rank = view.spec.nodes > 1 and rank is None
+        by_rank = view.spec.nodes != 1 and rank is None
+        if view.attempts:
+            by_rank = len(view.attempts[-1].ranks) > 1 and rank is None
         notices = _write_json(messages) if json else _write_bytes(messages, prefixed=by_rank)
         ended = client.job(job_id)
         if view.attempts or not view.state.is_final:  # else it was told at the start

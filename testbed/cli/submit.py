@@ -246,8 +246,7 @@ def _tell_forecast(spec: JobSpec, controller: str | None, *, json: bool) -> None
     waits = plain(told.text)
     ahead = f"{told.ahead} {'job' if told.ahead == 1 else 'jobs'} before it"
     if told.starts_in_s is None:
-        say(f"would wait, nobody knows how long ({ahead}): {waits}")
-        say("jobs without a time limit are in the way, or more than can be planned")
+        say(f"would wait, for how long cannot be said ({ahead}): {waits}")
         return
     after = f" when job {told.after_job_id} ends" if told.after_job_id is not None else ""
     when = format_duration(told.starts_in_s)

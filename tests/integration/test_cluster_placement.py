@@ -172,6 +172,15 @@ def test_the_command_line_shows_it(cluster: LocalCluster) -> None:
     assert asked.stdout.startswith("would start now on node-")
     answer = json.loads(rltune("whatif", "submit", "--json", "--gpus", "2", "--", "true").stdout)
     assert answer["forecast"]["starts_in_s"] == 0.0
+    auto = rltune("submit", "-q", "--wait", "--gpus", "5", "--gpu-type", "P100", "--nodes", "auto",
+                  "--", "sh", "-c", "echo here")  # fmt: skip
+    assert auto.returncode == 0, auto.stderr
+    job_id = auto.stdout.split()[0]
+    listed = rltune("jobs", "--all").stdout.splitlines()
+    (line,) = (line for line in listed if line.split()[:1] == [job_id])
+    assert line.split()[7] == "2"
+    assert "auto (2)" in rltune("job", job_id).stdout
+    assert sorted(rltune("logs", job_id).stdout.split()) == ["[0]", "[1]", "here", "here"]
     refused = rltune("submit", "--gpus", "1", "--nodes", "many", "--", "true")
     assert refused.returncode == 2
     assert "--nodes" in refused.stderr
