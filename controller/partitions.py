@@ -153,7 +153,8 @@ def load_config(path: Path) -> ClusterConfig:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         told = first["msg"].removeprefix("Value error, ")
-        raise ConfigProblem(f"{path}: {where}: {told}") from error
+        place = f"{path}: {where}" if where else str(path)
+        raise ConfigProblem(f"{place}: {told}") from error
 
 
 def _seconds(value: Any) -> Any:
